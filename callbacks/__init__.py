@@ -1,0 +1,1 @@
+"""What happens around training: weight sync, scoring, logging, evaluation, summary."""

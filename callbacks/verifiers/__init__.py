@@ -1,0 +1,1 @@
+"""Judges of one completion against one answer, one a file."""

@@ -1,0 +1,1 @@
+"""Where experience comes from: prompts, engines, snapshots, rollouts."""

@@ -1,0 +1,25 @@
+"""Seconds by phase of a run."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class Clock:
+    """Adds up wall seconds under a phase's name, for the summary at the end of a run."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def measure(self, phase: str) -> Iterator[None]:
+        """Add the seconds spent in the block to `phase`."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.add(phase, time.perf_counter() - start)
+
+    def add(self, phase: str, seconds: float) -> None:
+        """Add seconds measured elsewhere."""
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + seconds

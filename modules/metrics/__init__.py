@@ -1,0 +1,1 @@
+"""Off-policy diagnostics as sums and counts."""

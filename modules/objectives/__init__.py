@@ -1,0 +1,1 @@
+"""One objective a file: a pure function on tensors and a thin head around it."""
