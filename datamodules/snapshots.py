@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from datamodules.atomic import atomic_directory, remove_unfinished
+from datamodules.atomic import PREFIX, atomic_directory, remove_unfinished
 from datamodules.types import Probe
 
 log = logging.getLogger(__name__)
@@ -98,7 +98,7 @@ class SnapshotStore:
     def prune(self, needed: Iterable[int]) -> None:
         """Delete every version that is not in `needed`."""
         for version in set(self.versions()) - set(needed):
-            doomed = self.path(version).with_name(f".writing-pruned-{version:06d}")
+            doomed = self.path(version).with_name(f"{PREFIX}pruned-{version:06d}")
             os.replace(self.path(version), doomed)  # readers see the whole directory or none of it
             shutil.rmtree(doomed, ignore_errors=True)
 

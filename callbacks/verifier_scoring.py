@@ -1,0 +1,47 @@
+"""Score a round's rollouts with a verifier, and count what could not be scored."""
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Sequence
+
+import lightning as L
+from lightning.pytorch.callbacks import Callback
+from tqdm import tqdm
+
+from callbacks.verifiers.verifier import Verifier
+from datamodules.types import Rollout, Verdict
+
+log = logging.getLogger(__name__)
+
+
+class VerifierScoring(Callback):
+    """Give each rollout its verdict through the DataModule's `on_rollouts` hook.
+
+    A verifier that raises gives the verdict `error`: no score, out of the baseline, counted and logged.
+
+    Args:
+        verifier: judges one completion against one answer.
+    """
+
+    def __init__(self, verifier: Verifier) -> None:
+        self.verifier = verifier
+
+    def on_rollouts(self, trainer: L.Trainer, rollouts: Sequence[Rollout]) -> list[Rollout]:
+        """Return the rollouts with verdicts, in the same order."""
+        bar = tqdm(rollouts, desc="scoring", unit="completion", leave=False, dynamic_ncols=True)
+        judged = [rollout.judged(self._verdict(rollout)) for rollout in bar]
+        errors = Counter(r.verdict.detail for r in judged if r.verdict and r.verdict.status == "error")
+        for detail, count in errors.most_common(3):
+            log.warning("%d of %d completions got no score: %s", count, len(judged), detail)
+        return judged
+
+    def _verdict(self, rollout: Rollout) -> Verdict:
+        if rollout.finish_reason == "error":
+            return Verdict("error", None, detail=f"sampling failed: {rollout.failure}")
+        start = time.perf_counter()
+        try:
+            verdict = self.verifier(rollout.text, rollout.answer)
+        except Exception as error:  # a verifier is foreign code: whatever it raises is this sample's error
+            verdict = Verdict("error", None, detail=f"{type(error).__name__}: {error}")
+        return Verdict(verdict.status, verdict.score, time.perf_counter() - start, verdict.detail)
