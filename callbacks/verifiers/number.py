@@ -10,8 +10,8 @@ MAX_DIGITS = 100  # longer ones are noise, and costly to read
 MINUS_SIGNS = str.maketrans({"\u2212": "-", "\u2013": "-", "\u2012": "-"})
 DIGITS = r"(?:\d{1,3}(?:,\d{3})+|\d+)"
 NUMBER = re.compile(
-    rf"(?<![\d.,])(?P<sign>[-+]?)\s?(?:[$\u20ac\u00a3]\s?)?(?P<sign2>[-+]?)"
-    rf"(?P<whole>{DIGITS}(?:\.\d+)?|\.\d+)(?:\s?/\s?(?P<denominator>{DIGITS}))?(?P<percent>\s?\\?%)?"
+    rf"(?<![\d.])(?P<sign>[-+]?)\s?(?:[$\u20ac\u00a3]\s?)?(?P<sign2>[-+]?)"
+    rf"(?P<whole>(?:{DIGITS}(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d{{1,2}}(?!\d))?)(?:\s?/\s?(?P<denominator>{DIGITS}))?(?P<percent>\s?\\?%)?"
 )
 LATEX_FRACTION = re.compile(r"\\[dt]?frac\{\s*(-?[\d.,]+)\s*\}\{\s*([\d.,]+)\s*\}")
 
@@ -19,7 +19,7 @@ LATEX_FRACTION = re.compile(r"\\[dt]?frac\{\s*(-?[\d.,]+)\s*\}\{\s*([\d.,]+)\s*\
 def parse_last_number(text: str) -> Fraction | None:
     """Return the last number of a text exactly, or None.
 
-    Reads `1,234`, a minus sign of any kind, `1/2`, `0.5`, `50%` (= 1/2), currency signs, and LaTeX fractions.
+    Reads `1,234`, `1e3`, a minus sign of any kind, `1/2`, `0.5`, `50%` (= 1/2), currency signs, and LaTeX fractions.
     """
     plain = LATEX_FRACTION.sub(r"\1/\2", text.translate(MINUS_SIGNS).replace("\\!", "").replace("{,}", ","))
     matches = list(NUMBER.finditer(plain))

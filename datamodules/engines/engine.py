@@ -1,0 +1,41 @@
+"""What every engine does: hold one snapshot's weights and sample completions from them."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from datamodules.snapshots import Snapshot
+from datamodules.types import Completion, Probe, Progress, Sampling
+
+
+class Engine(Protocol):
+    """Samples completions. An engine starts at its first `load` and lives until `close`."""
+
+    name: str
+    canary_tolerance: float  # largest |engine - trainer| of a probe log-prob that is rounding, not a stale weight
+
+    def load(self, snapshot: Snapshot) -> None:
+        """Sample from these weights from now on; caches of earlier weights are dropped."""
+        ...
+
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        sampling: Sampling,
+        seeds: Sequence[int],
+        stop_token_ids: Sequence[int],
+        progress: Progress,
+    ) -> list[Completion]:
+        """Return one completion for each (prompt, seed), in order.
+
+        A completion depends on its prompt, its seed and the weights, not on what else is in the list. One
+        that failed comes back with finish reason `error`.
+        """
+        ...
+
+    def score(self, probe: Probe) -> list[float]:
+        """Return the log-prob of the token at each probe position, by the path that sampling takes."""
+        ...
+
+    def close(self) -> None:
+        """End the engine and free what it holds; closing twice is harmless."""
+        ...

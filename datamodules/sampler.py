@@ -1,0 +1,105 @@
+"""Sample whole groups from a snapshot: load, prove the load, draw, and record where each sample came from."""
+
+import logging
+from collections.abc import Sequence
+from functools import partial
+
+from tqdm import tqdm
+
+from datamodules.canary import check_canary
+from datamodules.clock import Clock
+from datamodules.codec import Codec
+from datamodules.engines.engine import Engine
+from datamodules.seeds import derive_seed
+from datamodules.snapshots import Snapshot, SnapshotStore
+from datamodules.types import Completion, EncodedPrompt, Rollout, Sampling
+
+log = logging.getLogger(__name__)
+
+
+class Sampler:
+    """An engine with the snapshots that it may load.
+
+    Args:
+        engine: draws the completions.
+        snapshots: where weights are published.
+        codec: decodes completions.
+        sampling: how completions are drawn.
+        seed: the run's seed.
+        clock: told the seconds spent on syncing and sampling.
+    """
+
+    def __init__(
+        self, engine: Engine, snapshots: SnapshotStore, codec: Codec, sampling: Sampling, seed: int, clock: Clock
+    ) -> None:
+        self.engine = engine
+        self.snapshots = snapshots
+        self.codec = codec
+        self.sampling = sampling
+        self.seed = seed
+        self.clock = clock
+        self.canary_difference = 0.0  # of the last load
+        self._loaded: int | None = None
+
+    def load(self, version: int) -> Snapshot:
+        """Put a snapshot into the engine, unless it is there, and prove it by the canary."""
+        snapshot = self.snapshots.get(version)
+        if self._loaded != version:
+            with self.clock.measure("sync"):
+                self._loaded = None
+                self.engine.load(snapshot)
+                self.canary_difference = check_canary(self.engine, snapshot)
+                self._loaded = version
+        return snapshot
+
+    def sample(
+        self, prompts: Sequence[EncodedPrompt], *, group_size: int, version: int, round_: int, label: str
+    ) -> list[Rollout]:
+        """Return `group_size` unjudged rollouts for each prompt, siblings next to each other.
+
+        Args:
+            prompts: what to answer.
+            group_size: completions of each prompt.
+            version: snapshot that samples.
+            round_: recorded with each rollout.
+            label: names the progress bar and, with the run's seed, prompt and sibling, the seed of each sample.
+        """
+        snapshot = self.load(version)
+        slots = [(g, s) for g in range(len(prompts)) for s in range(group_size)]
+        seeds = [derive_seed(self.seed, label, prompts[g].prompt.id, s) for g, s in slots]
+        bar = partial(tqdm, desc=f"sampling {label}", unit="completion", leave=False, dynamic_ncols=True)
+        with self.clock.measure("sampling"):
+            completions = self.engine.generate(
+                [prompts[g].token_ids for g, _ in slots], self.sampling, seeds, self.codec.stop_token_ids, bar
+            )
+        return [
+            self._rollout(prompts[g], g, s, completion, snapshot, round_)
+            for (g, s), completion in zip(slots, completions, strict=True)
+        ]
+
+    def _rollout(
+        self, encoded: EncodedPrompt, group_id: int, sibling: int, completion: Completion, snapshot: Snapshot, round_: int
+    ) -> Rollout:
+        return Rollout(
+            prompt_id=encoded.prompt.id,
+            group_id=group_id,
+            sibling=sibling,
+            prompt_text=encoded.prompt.messages[-1]["content"],
+            answer=encoded.prompt.answer,
+            prompt_ids=encoded.token_ids,
+            completion_ids=completion.token_ids,
+            sampling_logprobs=completion.logprobs,
+            text=self.codec.decode(completion.token_ids),
+            finish_reason=completion.finish_reason,
+            temperature=self.sampling.temperature,
+            seed=completion.seed,
+            round=round_,
+            snapshot=snapshot.version,
+            snapshot_step=snapshot.step,
+            failure=completion.failure,
+        )
+
+    def close(self) -> None:
+        """End the engine."""
+        self._loaded = None
+        self.engine.close()
