@@ -1,0 +1,49 @@
+"""Worked examples as experience: supervised learning by the same loop as reinforcement learning."""
+
+from datamodules.experience import ExperienceDataModule
+from datamodules.types import EncodedPrompt, Rollout, Verdict
+
+
+class DemonstrationDataModule(ExperienceDataModule):
+    """Serve the demonstrations of the training prompts; the engine only measures on held-out prompts."""
+
+    def collect(self, round_: int) -> list[Rollout]:
+        """Return the demonstrations of a round's prompts."""
+        return [self._rollout(round_, i, encoded) for i, encoded in enumerate(self.round_prompts(round_))]
+
+    def setup(self, stage: str) -> None:
+        """Encode the prompts and check that each has a demonstration.
+
+        Raises:
+            ValueError: siblings were asked for, or a prompt has no demonstration.
+        """
+        super().setup(stage)
+        if self.group_size != 1:
+            raise ValueError(f"datamodule.group_size must be 1: a prompt has one demonstration, got {self.group_size}")
+        without = [e.prompt.id for e in self.train_prompts if e.prompt.demonstration is None]
+        if without:
+            raise ValueError(
+                f"{len(without)} training prompts have no demonstration, the first is {without[0]!r}; "
+                "choose prompts with worked solutions for datamodule=demonstrations"
+            )
+
+    def _rollout(self, round_: int, group_id: int, encoded: EncodedPrompt) -> Rollout:
+        text = encoded.prompt.demonstration or ""
+        return Rollout(
+            prompt_id=encoded.prompt.id,
+            group_id=group_id,
+            sibling=0,
+            prompt_text=encoded.prompt.messages[-1]["content"],
+            answer=encoded.prompt.answer,
+            prompt_ids=encoded.token_ids,
+            completion_ids=self.codec.encode_completion(text)[: self.codec.window - len(encoded.token_ids)],
+            sampling_logprobs=None,
+            text=text,
+            finish_reason="stop",
+            temperature=self.sampler.sampling.temperature,
+            seed=0,
+            round=round_,
+            snapshot=round_,
+            snapshot_step=0,
+            verdict=Verdict("correct", 1.0, detail="demonstration"),
+        )

@@ -1,0 +1,195 @@
+"""The DataModule's part that is the same wherever experience comes from: prompts, rounds, serving, measuring."""
+
+import logging
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import lightning as L
+from torch.utils.data import DataLoader
+
+from datamodules.canary import make_probe
+from datamodules.clock import Clock
+from datamodules.codec import Codec
+from datamodules.engines.engine import Engine
+from datamodules.packing import check_batch_size, pack_round
+from datamodules.prompts.source import PromptSource
+from datamodules.sampler import Sampler
+from datamodules.seeds import derive_seed
+from datamodules.snapshots import SnapshotStore
+from datamodules.types import EncodedPrompt, OptimizerStep, Probe, Rollout, Sampling
+
+log = logging.getLogger(__name__)
+
+
+class ExperienceDataModule(L.LightningDataModule, ABC):
+    """Serve one round of experience an epoch.
+
+    Three hooks beyond Lightning's own are called on each callback that has them:
+    `on_snapshot_missing(trainer, version)` publishes the initial weights,
+    `on_rollouts(trainer, rollouts) -> rollouts` judges, and
+    `on_round_collected(trainer, rollouts)` observes a judged round.
+
+    Args:
+        prompts: source of training and held-out prompts.
+        codec: the policy's tokenizer, given by the run.
+        engine: samples completions.
+        sampling: how completions are drawn.
+        directory: of the run; snapshots and rollouts go below it.
+        prompts_per_round: distinct prompts a round.
+        group_size: completions of each prompt.
+        batch_size: sequences of one optimizer step; divides the round.
+        passes_per_round: times that a round is trained on, reshuffled each time.
+        max_tokens_per_micro_batch: largest padded size of one forward pass, in tokens.
+        lag: rounds between the weights that sample and the round.
+        seed: the run's seed.
+    """
+
+    provides: ClassVar[frozenset[str]] = frozenset()  # optional batch tensors that this source fills
+    steps_per_round: int
+
+    def __init__(
+        self,
+        *,
+        prompts: PromptSource,
+        codec: Codec,
+        engine: Engine,
+        sampling: Sampling,
+        directory: str,
+        prompts_per_round: int,
+        group_size: int,
+        batch_size: int,
+        passes_per_round: int,
+        max_tokens_per_micro_batch: int,
+        lag: int,
+        seed: int,
+    ) -> None:
+        super().__init__()
+        counts = {
+            "prompts_per_round": prompts_per_round,
+            "group_size": group_size,
+            "passes_per_round": passes_per_round,
+            "max_tokens_per_micro_batch": max_tokens_per_micro_batch,
+        }
+        for key, value in counts.items():
+            if value < 1:
+                raise ValueError(f"datamodule.{key} must be at least 1, got {value}")
+        if lag < 0:
+            raise ValueError(f"datamodule.lag counts rounds back and must be at least 0, got {lag}")
+        check_batch_size(batch_size, prompts_per_round * group_size)
+        self.source = prompts
+        self.codec = codec
+        self.prompts_per_round = prompts_per_round
+        self.group_size = group_size
+        self.batch_size = batch_size
+        self.passes_per_round = passes_per_round
+        self.max_tokens_per_micro_batch = max_tokens_per_micro_batch
+        self.lag = lag
+        self.seed = seed
+        self.steps_per_round = prompts_per_round * group_size // batch_size * passes_per_round
+        self.directory = Path(directory)
+        self.clock = Clock()
+        self.snapshots = SnapshotStore(self.directory / "snapshots")
+        self.sampler = Sampler(engine, self.snapshots, codec, sampling, seed, self.clock)
+        self.train_prompts: list[EncodedPrompt] = []
+        self.held_out_prompts: list[EncodedPrompt] = []
+        self._round: tuple[int, list[OptimizerStep]] | None = None
+
+    @abstractmethod
+    def collect(self, round_: int) -> list[Rollout]:
+        """Return a round's judged rollouts."""
+
+    @property
+    def probe(self) -> Probe:
+        """Tokens on which trainer and engine must agree after each sync."""
+        return make_probe(self.train_prompts, self.codec.window, self.sampler.sampling.temperature)
+
+    def setup(self, stage: str) -> None:
+        """Load and encode the prompts once."""
+        if self.train_prompts:
+            return
+        split = self.source.load()
+        encode = self.codec.encode_fitting
+        max_tokens = self.sampler.sampling.max_tokens
+        self.train_prompts = encode(split.train, max_tokens=max_tokens, name="train")
+        self.held_out_prompts = encode(split.held_out, max_tokens=max_tokens, name="held-out")
+        if self.prompts_per_round > len(self.train_prompts):
+            raise ValueError(
+                f"datamodule.prompts_per_round is {self.prompts_per_round}, but there are only "
+                f"{len(self.train_prompts)} training prompts; lower it or give more prompts"
+            )
+        log.info("%d training and %d held-out prompts", len(self.train_prompts), len(self.held_out_prompts))
+
+    def train_dataloader(self) -> DataLoader[OptimizerStep]:
+        """Collect and pack the round that is about to be trained, once, and serve one optimizer step an item."""
+        assert self.trainer is not None
+        round_ = self.trainer.fit_loop.epoch_progress.current.processed  # current_epoch is stale on resume
+        if self._round is None or self._round[0] != round_:
+            self._round = None  # frees the last round before the next is made
+            rollouts = self.collect(round_)
+            self.call_hooks("on_round_collected", rollouts)
+            steps = pack_round(
+                rollouts,
+                batch_size=self.batch_size,
+                passes=self.passes_per_round,
+                max_tokens=self.max_tokens_per_micro_batch,
+                seed=self.seed,
+                round_=round_,
+            )
+            self._round = (round_, steps)
+        return DataLoader(self._round[1], batch_size=None, shuffle=False, num_workers=0)  # type: ignore[arg-type]
+
+    def round_prompts(self, round_: int) -> list[EncodedPrompt]:
+        """Return a round's prompts: a walk through a fresh permutation for each time through the data."""
+        count = len(self.train_prompts)
+        chosen: list[EncodedPrompt] = []
+        for place in range(round_ * self.prompts_per_round, (round_ + 1) * self.prompts_per_round):
+            chosen.append(self.train_prompts[self._permutation(place // count)[place % count]])
+        return chosen
+
+    def _permutation(self, epoch: int) -> list[int]:
+        cached = getattr(self, "_permutation_cache", None)
+        if cached is None or cached[0] != epoch:
+            order = list(range(len(self.train_prompts)))
+            random.Random(derive_seed(self.seed, "prompts", epoch)).shuffle(order)
+            self._permutation_cache = cached = (epoch, order)
+        return cached[1]
+
+    def evaluate(self, version: int, *, samples_per_prompt: int) -> list[Rollout]:
+        """Return judged rollouts of a snapshot on the held-out prompts, with the same seeds every time."""
+        rollouts = self.sampler.sample(
+            self.held_out_prompts, group_size=samples_per_prompt, version=version, round_=version, label="held-out"
+        )
+        return self.judge(rollouts)
+
+    def judge(self, rollouts: Sequence[Rollout]) -> list[Rollout]:
+        """Have the callbacks judge rollouts, and check that each one got a verdict.
+
+        Raises:
+            RuntimeError: no callback judges, or one lost or left out a rollout.
+        """
+        with self.clock.measure("scoring"):
+            judged = list(rollouts)
+            for hook in self._hooks("on_rollouts"):
+                judged = list(hook(self.trainer, judged))
+        if len(judged) != len(rollouts) or any(r.verdict is None for r in judged):
+            raise RuntimeError(
+                f"{len(rollouts)} rollouts were sampled and {sum(r.verdict is not None for r in judged)} came back "
+                "with a verdict: add a callback that judges, such as callbacks.verifier_scoring"
+            )
+        return judged
+
+    def call_hooks(self, name: str, *arguments: Any) -> None:
+        """Call a hook on every callback that has it."""
+        for hook in self._hooks(name):
+            hook(self.trainer, *arguments)
+
+    def _hooks(self, name: str) -> list[Callable[..., Any]]:
+        assert self.trainer is not None
+        return [getattr(callback, name) for callback in self.trainer.callbacks if hasattr(callback, name)]  # type: ignore[attr-defined]
+
+    def close(self) -> None:
+        """End the engine; the run calls this on success, error and interrupt alike."""
+        self.sampler.close()

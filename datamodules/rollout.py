@@ -1,0 +1,49 @@
+"""Rollouts from a lagged snapshot: the experience of off-policy reinforcement learning."""
+
+import logging
+from typing import Any, ClassVar
+
+from datamodules.experience import ExperienceDataModule
+from datamodules.snapshots import lagged_version
+from datamodules.store import RolloutStore
+from datamodules.types import Rollout
+
+log = logging.getLogger(__name__)
+
+
+class RolloutDataModule(ExperienceDataModule):
+    """One round an epoch: sample from the snapshot `lag` rounds back, judge, store, pack, serve."""
+
+    provides: ClassVar[frozenset[str]] = frozenset({"sampling_logprobs"})
+
+    def setup(self, stage: str) -> None:
+        """Encode the prompts and open the store."""
+        super().setup(stage)
+        self.store = RolloutStore(self.directory / "rollouts")
+
+    def collect(self, round_: int) -> list[Rollout]:
+        """Sample a round from its lagged snapshot, have it judged, and store it as Parquet."""
+        version = lagged_version(round_, self.lag)
+        if version == 0 and 0 not in self.snapshots:
+            self.call_hooks("on_snapshot_missing", 0)
+        rollouts = self.sampler.sample(
+            self.round_prompts(round_),
+            group_size=self.group_size,
+            version=version,
+            round_=round_,
+            label=f"round {round_}",
+        )
+        judged = self.judge(rollouts)
+        with self.clock.measure("storing"):
+            path = self.store.write(round_, judged)
+        log.info("round %d: snapshot %d gave %d rollouts (%s)", round_, version, len(judged), path.name)
+        return judged
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the snapshots are that a resumed run samples from."""
+        return {"snapshots": str(self.snapshots.directory), "newest": max(self.snapshots.versions(), default=0)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take over the snapshots that the next rounds need from the run that wrote the checkpoint."""
+        newest = state_dict["newest"]
+        self.snapshots.adopt(state_dict["snapshots"], range(lagged_version(newest, self.lag), newest + 1))

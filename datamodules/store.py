@@ -1,0 +1,117 @@
+"""One Parquet file a round: a schema that a person reads with pandas and that trains again."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from datamodules.atomic import atomic_file, remove_unfinished
+from datamodules.types import Rollout, Verdict
+
+SCHEMA = pa.schema(
+    [
+        ("round", pa.int32()),
+        ("prompt_id", pa.string()),
+        ("group_id", pa.int32()),
+        ("sibling", pa.int32()),
+        ("prompt", pa.string()),
+        ("completion", pa.string()),
+        ("answer", pa.string()),
+        ("reward", pa.float64()),  # null where there is no score
+        ("verdict", pa.string()),
+        ("verdict_detail", pa.string()),
+        ("verifier_seconds", pa.float64()),
+        ("finish_reason", pa.string()),
+        ("failure", pa.string()),
+        ("lag", pa.int32()),  # rounds between sampling weights and the round
+        ("snapshot", pa.int32()),
+        ("snapshot_step", pa.int64()),
+        ("temperature", pa.float64()),
+        ("seed", pa.int64()),
+        ("prompt_ids", pa.list_(pa.int32())),
+        ("completion_ids", pa.list_(pa.int32())),
+        ("sampling_logprobs", pa.list_(pa.float64())),  # null where nothing sampled it
+    ]
+)
+
+
+class RolloutStore:
+    """The rounds of one run, `round-000012.parquet` and so on, each written atomically."""
+
+    def __init__(self, directory: Path | str) -> None:
+        self.directory = Path(directory)
+        self.directory.mkdir(parents=True, exist_ok=True)
+        remove_unfinished(self.directory)
+
+    def path(self, round_: int) -> Path:
+        """Return where a round is, whether or not it is there yet."""
+        return self.directory / f"round-{round_:06d}.parquet"
+
+    def write(self, round_: int, rollouts: Sequence[Rollout]) -> Path:
+        """Store a round of judged rollouts and return the file."""
+        table = pa.Table.from_pylist([_to_row(rollout) for rollout in rollouts], schema=SCHEMA)
+        table = table.replace_schema_metadata({"offbeat": json.dumps({"format": 1, "round": round_})})
+        with atomic_file(self.path(round_)) as temporary:
+            pq.write_table(table, temporary, compression="zstd")
+        return self.path(round_)
+
+
+def read_rollouts(path: Path | str) -> list[Rollout]:
+    """Return the rollouts of a stored round, equal to those that were written."""
+    return [_from_row(row) for row in pq.read_table(path, schema=SCHEMA).to_pylist()]
+
+
+def _to_row(rollout: Rollout) -> dict[str, Any]:
+    verdict = rollout.verdict
+    return {
+        "round": rollout.round,
+        "prompt_id": rollout.prompt_id,
+        "group_id": rollout.group_id,
+        "sibling": rollout.sibling,
+        "prompt": rollout.prompt_text,
+        "completion": rollout.text,
+        "answer": rollout.answer,
+        "reward": rollout.reward,
+        "verdict": None if verdict is None else verdict.status,
+        "verdict_detail": None if verdict is None else verdict.detail,
+        "verifier_seconds": None if verdict is None else verdict.seconds,
+        "finish_reason": rollout.finish_reason,
+        "failure": rollout.failure,
+        "lag": rollout.round - rollout.snapshot,
+        "snapshot": rollout.snapshot,
+        "snapshot_step": rollout.snapshot_step,
+        "temperature": rollout.temperature,
+        "seed": rollout.seed,
+        "prompt_ids": rollout.prompt_ids,
+        "completion_ids": rollout.completion_ids,
+        "sampling_logprobs": rollout.sampling_logprobs,
+    }
+
+
+def _from_row(row: dict[str, Any]) -> Rollout:
+    logprobs = row["sampling_logprobs"]
+    verdict = None
+    if row["verdict"] is not None:
+        verdict = Verdict(row["verdict"], row["reward"], row["verifier_seconds"], row["verdict_detail"])
+    return Rollout(
+        prompt_id=row["prompt_id"],
+        group_id=row["group_id"],
+        sibling=row["sibling"],
+        prompt_text=row["prompt"],
+        answer=row["answer"],
+        prompt_ids=tuple(row["prompt_ids"]),
+        completion_ids=tuple(row["completion_ids"]),
+        sampling_logprobs=None if logprobs is None else tuple(logprobs),
+        text=row["completion"],
+        finish_reason=row["finish_reason"],
+        temperature=row["temperature"],
+        seed=row["seed"],
+        round=row["round"],
+        snapshot=row["snapshot"],
+        snapshot_step=row["snapshot_step"],
+        failure=row["failure"],
+        verdict=verdict,
+    )
