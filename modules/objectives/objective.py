@@ -30,7 +30,7 @@ class Objective(nn.Module, ABC):
 
     requires: ClassVar[frozenset[str]] = frozenset()  # optional batch tensors, checked at set-up
     normalizer: Normalizer = "sequences"
-    needs_siblings: ClassVar[bool] = False  # meaningless with one completion a prompt
+    needs_siblings: bool = False  # meaningless with one completion a prompt
 
     def __init__(self, weight: float, reward_range: Sequence[float]) -> None:
         super().__init__()

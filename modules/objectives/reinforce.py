@@ -32,11 +32,7 @@ class Reinforce(Objective):
         super().__init__(weight, reward_range)
         check_choice("objective.reinforce.baseline", baseline, ("none", "group_mean", "leave_one_out"))
         self.baseline = baseline
-
-    @property
-    def needs_siblings(self) -> bool:  # type: ignore[override]
-        """Whether the baseline compares siblings."""
-        return self.baseline != "none"
+        self.needs_siblings = baseline != "none"
 
     def forward(self, logprobs: Tensor, batch: RolloutBatch) -> ObjectiveOutput:
         """Return -A L, [B, C]."""

@@ -1,0 +1,122 @@
+"""How far the policy is from the snapshots that sampled, as sums and counts that are divided once.
+
+With d = log policy - log snapshot of a token and S = sum of d over a sequence: k1 = mean -d, k2 = mean d^2/2,
+k3 = mean(e^d - d - 1) estimate the divergence (http://joschu.net/blog/kl-approx.html); the effective sample size is
+(sum w)^2 / (n sum w^2) with w = e^S for sequences and w = e^d for tokens; chi^2 = mean w^2 - 1.
+"""
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+
+from datamodules.types import RolloutBatch
+from modules.functional import bounded_exp, log_ratio, masked
+from modules.objectives.objective import ObjectiveOutput
+
+SUMS = (
+    "num_sequences",
+    "num_tokens",
+    "num_negative_tokens",
+    "d",
+    "d2",
+    "k3",
+    "token_weight",
+    "token_weight2",
+    "sequence_weight",
+    "sequence_weight2",
+    "negative_logprob",
+    "mass_positive",
+    "mass_negative",
+    "num_zero",
+    "lag",
+)
+MAXIMA = ("abs_d", "sequence_ratio", "lag", "fresh_gap")
+
+
+class OffPolicyMetrics(Metric):
+    """Accumulates diagnostics over micro-batches, optimizer steps and ranks."""
+
+    full_state_update = False
+    sums: Tensor
+    maxima: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_state("sums", torch.zeros(len(SUMS), dtype=torch.float64), dist_reduce_fx="sum")
+        self.add_state("maxima", torch.zeros(len(MAXIMA), dtype=torch.float64), dist_reduce_fx="max")
+
+    @torch.no_grad()
+    def update(self, logprobs: Tensor, batch: RolloutBatch, output: ObjectiveOutput, global_step: int) -> None:
+        """Add a micro-batch.
+
+        Args:
+            logprobs: [B, C] under the policy.
+            batch: the rollouts.
+            output: of the first head, whose coefficients say who pulls.
+            global_step: optimizer steps that the policy has seen.
+        """
+        mask = batch.completion_mask
+        has_ratio = batch.sampling_logprobs is not None
+        drift = log_ratio(logprobs, batch.sampling_logprobs, mask) if has_ratio else torch.zeros_like(logprobs)
+        ratio = masked(bounded_exp(drift), mask)
+        sequence_ratio = bounded_exp(drift.sum(-1)).double()
+        is_negative = (batch.rewards <= 0.5)[:, None] & mask
+        coefficients = output.coefficients
+        per_token = coefficients if coefficients.dim() == 2 else coefficients[:, None] * mask
+        lag = (global_step - batch.snapshot_step).double()
+        values = {
+            "num_sequences": mask.new_tensor(len(mask), dtype=torch.float64),
+            "num_tokens": mask.sum(),
+            "num_negative_tokens": is_negative.sum(),
+            "d": drift.sum(),
+            "d2": drift.square().sum(),
+            "k3": masked(ratio - drift - 1.0, mask).sum(),
+            "token_weight": ratio.double().sum(),
+            "token_weight2": ratio.double().square().sum(),
+            "sequence_weight": sequence_ratio.sum(),
+            "sequence_weight2": sequence_ratio.square().sum(),
+            "negative_logprob": masked(logprobs, is_negative).sum(),
+            "mass_positive": per_token.clamp(min=0.0).sum(),
+            "mass_negative": (-per_token).clamp(min=0.0).sum(),
+            "num_zero": (per_token.abs().sum(-1) == 0.0).sum(),
+            "lag": lag.sum(),
+        }
+        self.sums += torch.stack([values[name].double() for name in SUMS])
+        fresh = drift.abs().amax(-1).double() * (lag == 0)
+        peaks = {
+            "abs_d": drift.abs().max(),
+            "sequence_ratio": sequence_ratio.max(),
+            "lag": lag.max(),
+            "fresh_gap": fresh.max(),
+        }
+        self.maxima = torch.maximum(self.maxima, torch.stack([peaks[name].double() for name in MAXIMA]))
+
+    def compute(self) -> dict[str, float]:
+        """Return the diagnostics since the last reset, names without the stage."""
+        s = dict(zip(SUMS, self.sums.tolist(), strict=True))
+        peak = dict(zip(MAXIMA, self.maxima.tolist(), strict=True))
+        tokens, sequences = max(1.0, s["num_tokens"]), max(1.0, s["num_sequences"])
+        mass = s["mass_positive"] + s["mass_negative"]
+        return {
+            "off_policy/k1": -s["d"] / tokens,
+            "off_policy/k2": s["d2"] / tokens / 2.0,
+            "off_policy/k3": s["k3"] / tokens,
+            "off_policy/sequence_ess": _effective_share(s["sequence_weight"], s["sequence_weight2"], sequences),
+            "off_policy/token_ess": _effective_share(s["token_weight"], s["token_weight2"], tokens),
+            "off_policy/sequence_chi2": s["sequence_weight2"] / sequences - 1.0,
+            "off_policy/sequence_ratio_mean": s["sequence_weight"] / sequences,
+            "off_policy/sequence_ratio_max": peak["sequence_ratio"],
+            "off_policy/log_ratio_max": peak["abs_d"],
+            "off_policy/fresh_gap_max": peak["fresh_gap"],
+            "coefficients/negative_share": s["mass_negative"] / mass if mass else 0.0,
+            "coefficients/zero_fraction": s["num_zero"] / sequences,
+            "logprob_of_negatives": s["negative_logprob"] / max(1.0, s["num_negative_tokens"]),
+            "lag_steps_mean": s["lag"] / sequences,
+            "lag_steps_max": peak["lag"],
+        }
+
+
+def _effective_share(weights: float, squares: float, count: float) -> float:
+    return weights**2 / (count * squares) if squares else 0.0
+
+

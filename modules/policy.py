@@ -1,0 +1,145 @@
+"""The policy: a Hugging Face causal LM with its tokenizer, asked only for log-probs of sampled tokens."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from datamodules.types import Probe, RolloutBatch
+from modules.token_logprobs import token_logprobs
+
+log = logging.getLogger(__name__)
+
+
+class Policy(nn.Module):
+    """Wraps a causal LM; its log-probs are those that the engine reports: after temperature, dropout off.
+
+    Args:
+        model: a Hugging Face causal LM.
+        tokenizer: its tokenizer, with a chat template.
+        gradient_checkpointing: recompute activations in the backward pass; for models that do not fit otherwise.
+    """
+
+    def __init__(self, model: Any, tokenizer: Any, *, gradient_checkpointing: bool = False) -> None:
+        super().__init__()
+        self.model = model
+        self.tokenizer = tokenizer
+        config = model.config.get_text_config()
+        self.window: int = config.max_position_embeddings
+        self.vocabulary: int = config.vocab_size
+        self.stop_token_ids = _stop_token_ids(model, tokenizer)
+        self._logit_multiplier = getattr(config, "logit_scale", None) or 1.0 / (
+            getattr(config, "logits_scaling", None) or 1.0
+        )
+        self._logit_cap = getattr(config, "final_logit_softcapping", None)
+        _disable_dropout(model)
+        model.train()
+        if gradient_checkpointing:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+
+    @classmethod
+    def from_pretrained(
+        cls, path: str, dtype: str, gradient_checkpointing: bool, attn_implementation: str
+    ) -> "Policy":
+        """Load a policy from the hub or from a directory.
+
+        Args:
+            path: hub id, or a directory as `save_pretrained` writes it.
+            dtype: "float32" or "bfloat16" of the trained weights.
+            gradient_checkpointing: recompute activations in the backward pass.
+            attn_implementation: "sdpa", "eager", "flash_attention_2" and what else transformers knows.
+
+        Raises:
+            ValueError: the dtype is unknown, the directory is missing, or it has no model or no tokenizer.
+        """
+        if dtype not in ("float32", "bfloat16"):
+            raise ValueError(f"policy.dtype must be float32 or bfloat16, got {dtype!r}")
+        _check_directory(path)
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(path)
+        except (OSError, ValueError) as error:
+            raise ValueError(f"policy.path: {path} has no usable tokenizer ({error})") from error
+        model = AutoModelForCausalLM.from_pretrained(
+            path, dtype=getattr(torch, dtype), attn_implementation=attn_implementation
+        )
+        return cls(model, tokenizer, gradient_checkpointing=gradient_checkpointing)
+
+    def logprobs(self, batch: RolloutBatch) -> Tensor:
+        """Return the log-prob of each completion token at the batch's temperature, zero off the mask, [B, C].
+
+        Right padding needs no attention mask: in a causal model no real token sees what stands behind it.
+        """
+        hidden = self._hidden_states(batch.input_ids)  # [B, T, D]
+        columns = torch.arange(batch.completion_ids.shape[1], device=hidden.device)
+        before = (batch.prompt_lengths[:, None] + columns - 1).clamp(max=hidden.shape[1] - 1)
+        rows = torch.arange(len(hidden), device=hidden.device)[:, None].expand_as(before)
+        mask = batch.completion_mask
+        chosen = self._token_logprobs(hidden[rows[mask], before[mask]], batch.completion_ids[mask], batch.temperature)
+        return torch.zeros(mask.shape, dtype=chosen.dtype, device=chosen.device).masked_scatter(mask, chosen)
+
+    @torch.no_grad()
+    def probe_logprobs(self, probe: Probe) -> tuple[float, ...]:
+        """Return the log-probs of a probe's tokens, for the sync canary."""
+        device = self.model.get_input_embeddings().weight.device
+        ids = torch.tensor([probe.token_ids], device=device)
+        positions = torch.tensor(probe.positions, device=device)
+        hidden = self._hidden_states(ids)[0, positions - 1]
+        return tuple(self._token_logprobs(hidden, ids[0, positions], probe.temperature).tolist())
+
+    def _hidden_states(self, input_ids: Tensor) -> Tensor:
+        return self.model.base_model(input_ids=input_ids, use_cache=False).last_hidden_state
+
+    def _token_logprobs(self, hidden: Tensor, targets: Tensor, temperature: float) -> Tensor:
+        return token_logprobs(hidden, targets, self._logits, vocabulary=self.vocabulary, temperature=temperature)
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        """Apply the output head as the model's config says: scale (Cohere, Granite) and soft cap (Gemma)."""
+        logits = self.model.get_output_embeddings()(hidden) * self._logit_multiplier
+        return logits if self._logit_cap is None else self._logit_cap * torch.tanh(logits / self._logit_cap)
+
+    def save_pretrained(self, directory: Path) -> None:
+        """Write model and tokenizer as a directory that `AutoModelForCausalLM.from_pretrained` loads."""
+        self.model.save_pretrained(directory)
+        self.tokenizer.save_pretrained(directory)
+
+
+def _stop_token_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
+    """Return every id that ends a completion, the tokenizer's own first."""
+    ids: list[int] = []
+    for source in (tokenizer.eos_token_id, model.generation_config.eos_token_id, model.config.eos_token_id):
+        for token_id in source if isinstance(source, list | tuple) else [source]:
+            if token_id is not None and token_id not in ids:
+                ids.append(token_id)
+    return tuple(ids)
+
+
+def _disable_dropout(model: nn.Module) -> None:
+    """Set every dropout to 0: with it, log-probs of the same weights would differ from the engine's."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        if getattr(module, "attention_dropout", 0.0):
+            module.attention_dropout = 0.0
+
+
+def _check_directory(path: str) -> None:
+    """Tell a mistyped directory from a hub id.
+
+    Raises:
+        ValueError: the path means a directory that is not there or lacks a model or a tokenizer.
+    """
+    directory = Path(path)
+    if not directory.is_dir():
+        if path.startswith((".", "/", "~")) or path.count("/") > 1:
+            raise ValueError(f"policy.path: {path} is not a directory; expected a model directory or a hub id")
+        return
+    if not (directory / "config.json").is_file():
+        raise ValueError(f"policy.path: {path} has no config.json; expected a Hugging Face model directory")
+    if not any((directory / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
+        raise ValueError(
+            f"policy.path: {path} has no tokenizer (tokenizer.json); save the model's tokenizer into it, "
+            "with a chat template"
+        )

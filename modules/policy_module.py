@@ -1,0 +1,150 @@
+"""The LightningModule: one optimizer step from one batch, whatever the objective."""
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch.utilities.types import OptimizerLRScheduler
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from datamodules.types import OptimizerStep, RolloutBatch
+from modules.metrics.off_policy import OffPolicyMetrics
+from modules.objectives.objective import Objective, ObjectiveOutput
+from modules.policy import Policy
+
+log = logging.getLogger(__name__)
+
+
+class PolicyModule(L.LightningModule):
+    """Trains a policy with one objective head or a weighted sum of several.
+
+    A batch is a whole optimizer step. Each head's unreduced loss is summed and divided by the step's global count of
+    sequences, tokens or positives, so neither micro-batches nor ranks change the gradient. Optimization is manual, for the
+    same reason: one item of the dataloader is one `optimizer.step()`.
+
+    Args:
+        policy: the model being trained.
+        objectives: heads by name, at least one.
+        optimizer: makes an optimizer from parameters.
+        scheduler: makes a learning-rate schedule from `optimizer` and `num_training_steps`; stepped each optimizer step.
+        max_grad_norm: gradients are scaled down to this norm, above 0; null leaves them.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        objectives: Mapping[str, Objective],
+        optimizer: Callable[[Iterable[nn.Parameter]], Optimizer],
+        scheduler: Callable[..., LRScheduler],
+        max_grad_norm: float | None,
+    ) -> None:
+        super().__init__()
+        if not objectives:
+            raise ValueError("objective: at least one head is needed, such as objective=topr")
+        if max_grad_norm is not None and not max_grad_norm > 0.0:
+            raise ValueError(f"policy_module.max_grad_norm must be above 0 or null, got {max_grad_norm}")
+        self.automatic_optimization = False
+        self.policy = policy
+        self.objectives = nn.ModuleDict(dict(objectives))
+        self.make_optimizer = optimizer
+        self.make_scheduler = scheduler
+        self.max_grad_norm = float("inf") if max_grad_norm is None else max_grad_norm
+        self.off_policy = OffPolicyMetrics()
+        self.head_metrics: dict[str, tuple[Tensor, Tensor]] = {}
+
+    def setup(self, stage: str) -> None:
+        """Check that the run provides what the heads need.
+
+        Raises:
+            ValueError: a tensor, siblings, or unbiased log-probs are missing.
+        """
+        data: Any = self.trainer.datamodule  # type: ignore[attr-defined]
+        for name, head in self.heads():
+            missing = head.requires - data.provides
+            if missing:
+                raise ValueError(
+                    f"objective {name!r} needs {', '.join(sorted(missing))}, which {type(data).__name__} does not "
+                    "provide; choose another objective or datamodule"
+                )
+            if head.needs_siblings and data.group_size < 2:
+                raise ValueError(
+                    f"datamodule.group_size must be at least 2 for objective {name!r} (it compares siblings), "
+                    f"got {data.group_size}"
+                )
+            if "sampling_logprobs" in head.requires and data.sampler.sampling.is_renormalised:
+                raise ValueError(
+                    f"objective {name!r} uses the engine's log-probs, but datamodule.sampling.top_p < 1 or top_k > 0 "
+                    "renormalises them inside the engine only, which biases every ratio; set top_p: 1.0 and top_k: 0"
+                )
+
+    def heads(self) -> Iterable[tuple[str, Objective]]:
+        """Return the heads with their names."""
+        return self.objectives.items()  # type: ignore[return-value]
+
+    def configure_optimizers(self) -> OptimizerLRScheduler:
+        """Build the optimizer, and the schedule over all optimizer steps that the config asks for."""
+        optimizer = self.make_optimizer([p for p in self.policy.parameters() if p.requires_grad])
+        rounds = self.trainer.max_epochs or 0
+        steps = self.trainer.datamodule.steps_per_round * rounds  # type: ignore[attr-defined]
+        return [optimizer], [self.make_scheduler(optimizer=optimizer, num_training_steps=steps)]
+
+    def training_step(self, step: OptimizerStep, batch_idx: int) -> None:
+        """Sum the gradients of the micro-batches, clip, step."""
+        optimizer: Any = self.optimizers()
+        optimizer.zero_grad(set_to_none=True)
+        loss = sum(self._backward(batch) for batch in step.micro_batches)
+        norm = nn.utils.clip_grad_norm_(self.policy.parameters(), self.max_grad_norm)
+        if not torch.isfinite(norm):
+            raise RuntimeError(
+                f"the gradient norm is {norm.item()} at optimizer step {self.global_step}: lower optimizer.lr, or look "
+                "at train/off_policy/log_ratio_max for ratios that exploded"
+            )
+        optimizer.step()
+        scheduler: Any = self.lr_schedulers()
+        scheduler.step()
+        self._log_step(loss, norm, scheduler.get_last_lr()[0])
+
+    def _backward(self, batch: RolloutBatch) -> Tensor:
+        """Add a micro-batch's gradient; return its share of the loss."""
+        logprobs = self.policy.logprobs(batch)
+        outputs = {name: head(logprobs, batch) for name, head in self.heads()}
+        loss = sum(self.reduce(head, outputs[name], batch) for name, head in self.heads())
+        assert isinstance(loss, Tensor)
+        self.manual_backward(loss)
+        first = next(iter(outputs.values()))
+        self.off_policy.update(logprobs.detach(), batch, first, self.global_step)
+        self._count_head_metrics(outputs)
+        return loss.detach()
+
+    def reduce(self, head: Objective, output: ObjectiveOutput, batch: RolloutBatch) -> Tensor:
+        """Return a head's weighted share of the step's loss: local sum / global count x world size.
+
+        The world size undoes that distributed strategies average gradients over ranks.
+        """
+        count = getattr(batch, f"num_{head.normalizer}")
+        return head.weight * output.loss.sum() / max(1, count) * self.trainer.world_size
+
+    def _count_head_metrics(self, outputs: Mapping[str, ObjectiveOutput]) -> None:
+        for name, output in outputs.items():
+            for key, values in output.metrics.items():
+                total, count = self.head_metrics.get(f"{name}/{key}", (0.0, 0.0))
+                values = values.detach().double()
+                self.head_metrics[f"{name}/{key}"] = (
+                    total + values.nansum(),
+                    count + (~values.isnan()).sum(),
+                )
+
+    def _log_step(self, loss: Any, norm: Tensor, lr: float) -> None:
+        """Log this step's loss, and the diagnostics of all steps since they were last logged."""
+        values = {"loss": float(loss), "grad_norm": float(norm), "lr": lr}
+        if self.global_step % self.trainer.log_every_n_steps == 0:  # type: ignore[attr-defined]
+            values |= self.off_policy.compute()
+            values |= {k: float(total / count) for k, (total, count) in self.head_metrics.items() if count}
+            self.off_policy.reset()
+            self.head_metrics.clear()
+        self.log_dict({f"train/{k}": v for k, v in values.items()})
+        self.log("loss", values["loss"], prog_bar=True, logger=False)
