@@ -10,6 +10,7 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
+from torchmetrics import MeanMetric
 
 from datamodules.types import OptimizerStep, RolloutBatch
 from modules.metrics.off_policy import OffPolicyMetrics
@@ -54,7 +55,7 @@ class PolicyModule(L.LightningModule):
         self.make_scheduler = scheduler
         self.max_grad_norm = float("inf") if max_grad_norm is None else max_grad_norm
         self.off_policy = OffPolicyMetrics()
-        self.head_metrics: dict[str, tuple[Tensor, Tensor]] = {}
+        self.head_means: dict[str, MeanMetric] = {}
 
     def setup(self, stage: str) -> None:
         """Check that the run provides what the heads need.
@@ -117,7 +118,7 @@ class PolicyModule(L.LightningModule):
         self.manual_backward(loss)
         first = next(iter(outputs.values()))
         self.off_policy.update(logprobs.detach(), batch, first, self.global_step)
-        self._count_head_metrics(outputs)
+        self._update_head_means(outputs)
         return loss.detach()
 
     def reduce(self, head: Objective, output: ObjectiveOutput, batch: RolloutBatch) -> Tensor:
@@ -128,23 +129,19 @@ class PolicyModule(L.LightningModule):
         count = getattr(batch, f"num_{head.normalizer}")
         return head.weight * output.loss.sum() / max(1, count) * self.trainer.world_size
 
-    def _count_head_metrics(self, outputs: Mapping[str, ObjectiveOutput]) -> None:
+    def _update_head_means(self, outputs: Mapping[str, ObjectiveOutput]) -> None:
         for name, output in outputs.items():
             for key, values in output.metrics.items():
-                total, count = self.head_metrics.get(f"{name}/{key}", (0.0, 0.0))
-                values = values.detach().double()
-                self.head_metrics[f"{name}/{key}"] = (
-                    total + values.nansum(),
-                    count + (~values.isnan()).sum(),
-                )
+                mean = self.head_means.setdefault(f"{name}/{key}", MeanMetric(nan_strategy="ignore").to(self.device))
+                mean.update(values.detach())
 
     def _log_step(self, loss: Any, norm: Tensor, lr: float) -> None:
         """Log this step's loss, and the diagnostics of all steps since they were last logged."""
         values = {"loss": float(loss), "grad_norm": float(norm), "lr": lr}
         if self.global_step % self.trainer.log_every_n_steps == 0:  # type: ignore[attr-defined]
             values |= self.off_policy.compute()
-            values |= {k: float(total / count) for k, (total, count) in self.head_metrics.items() if count}
+            values |= {key: float(mean.compute()) for key, mean in self.head_means.items()}
             self.off_policy.reset()
-            self.head_metrics.clear()
+            self.head_means.clear()
         self.log_dict({f"train/{k}": v for k, v in values.items()})
         self.log("loss", values["loss"], prog_bar=True, logger=False)

@@ -1,0 +1,58 @@
+"""Publish the policy as a numbered snapshot when a round of updates ends."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+
+from datamodules.snapshots import lagged_version
+
+ROUND_IN_NAME = re.compile(r"(\d{6})\.ckpt$")  # as callbacks.checkpoint_* name their files
+
+
+class WeightSync(Callback):
+    """Publish snapshots and prune those that neither the lag nor a checkpoint needs.
+
+    The end of the epoch is the only safe place: Lightning asks for the next epoch's dataloader, and so samples its
+    rollouts, before it calls `on_train_epoch_start`, and it runs checkpoint callbacks last, so a checkpoint never names
+    a snapshot that is not yet on disk. The initial weights are published when the DataModule first asks for them.
+    """
+
+    def on_snapshot_missing(self, trainer: L.Trainer, version: int) -> None:
+        """Publish the weights as they are before the first update."""
+        self._publish(trainer, version)
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Publish the weights that the finished round left."""
+        data: Any = trainer.datamodule  # type: ignore[attr-defined]
+        version = trainer.current_epoch + 1
+        self._publish(trainer, version)
+        needed = set(range(lagged_version(version, data.lag), version + 1))
+        for newest in self._checkpointed(trainer):
+            needed |= set(range(lagged_version(newest, data.lag), newest + 1))
+        data.snapshots.prune(needed)
+
+    def _publish(self, trainer: L.Trainer, version: int) -> None:
+        data: Any = trainer.datamodule  # type: ignore[attr-defined]
+        policy: Any = trainer.lightning_module.policy
+        with data.clock.measure("sync"):
+            probe = data.probe
+            data.snapshots.publish(
+                version,
+                step=trainer.global_step,
+                probe=probe,
+                probe_logprobs=policy.probe_logprobs(probe),
+                write=policy.save_pretrained,
+            )
+
+    @staticmethod
+    def _checkpointed(trainer: L.Trainer) -> set[int]:
+        """Return the newest snapshot that each kept checkpoint resumes from: one after its finished round."""
+        paths: set[str] = set()
+        for callback in trainer.checkpoint_callbacks:
+            if isinstance(callback, ModelCheckpoint):
+                paths |= {*callback.best_k_models, callback.best_model_path, callback.last_model_path}
+        names = [ROUND_IN_NAME.search(Path(path).resolve().name) for path in paths if path]
+        return {int(match[1]) + 1 for match in names if match}
