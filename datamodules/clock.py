@@ -10,14 +10,20 @@ class Clock:
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
+        self._is_running = False
 
     @contextmanager
     def measure(self, phase: str) -> Iterator[None]:
-        """Add the seconds spent in the block to `phase`."""
+        """Add the seconds spent in the block to `phase`; within another phase they are that one's."""
+        if self._is_running:
+            yield
+            return
         start = time.perf_counter()
+        self._is_running = True
         try:
             yield
         finally:
+            self._is_running = False
             self.add(phase, time.perf_counter() - start)
 
     def add(self, phase: str, seconds: float) -> None:

@@ -1,0 +1,76 @@
+"""Run an experiment: `python train.py experiment=quickstart objective=oapl lag=4`."""
+
+import logging
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import hydra
+import lightning as L
+from filelock import FileLock
+from hydra.utils import instantiate
+from omegaconf import DictConfig, OmegaConf
+
+from conf.suggestions import check_choices
+
+log = logging.getLogger("train")
+
+
+def build(cfg: DictConfig) -> tuple[L.Trainer, Any, Any]:
+    """Return trainer, policy module and DataModule of a run."""
+    from datamodules.codec import Codec  # heavy imports only once the configuration is known to be sound
+
+    L.seed_everything(cfg.seed, workers=True, verbose=False)
+    module = instantiate(cfg.policy_module)
+    policy = module.policy
+    codec = Codec(policy.tokenizer, policy.stop_token_ids, policy.window)
+    data = instantiate(cfg.datamodule, codec=codec)
+    callbacks = [instantiate(node) for node in cfg.callbacks.values()]
+    loggers = [instantiate(node) for node in cfg.logger.values()]
+    return instantiate(cfg.trainer, callbacks=callbacks, logger=loggers), module, data
+
+
+def train(cfg: DictConfig) -> float | None:
+    """Run one experiment and return its last held-out accuracy."""
+    if cfg.get("warm_start"):
+        warm_start(cfg.warm_start)
+    Path(cfg.directory).mkdir(parents=True, exist_ok=True)
+    OmegaConf.save(cfg, Path(cfg.directory) / "config.yaml", resolve=True)
+    trainer, module, data = build(cfg)
+    try:
+        trainer.fit(module, datamodule=data, ckpt_path=cfg.ckpt_path, weights_only=False)
+    finally:
+        data.close()
+        if "wandb" in sys.modules:
+            sys.modules["wandb"].finish()  # a sweep's next job must not log into this run
+    accuracy = trainer.callback_metrics.get("eval/accuracy")
+    return None if accuracy is None else float(accuracy)
+
+
+def warm_start(cfg: DictConfig) -> None:
+    """Make the starting policy by a run of its own, unless its directory holds the result of the same config."""
+    directory = Path(cfg.directory)
+    wanted = OmegaConf.to_yaml(cfg, resolve=True)
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{directory}.lock"):
+        done = directory / "done.yaml"
+        if done.is_file() and done.read_text() == wanted:
+            log.info("warm start: taken from %s", directory)
+            return
+        log.info("warm start: training %s", directory)
+        done.unlink(missing_ok=True)
+        train(cfg)
+        done.write_text(wanted)
+
+
+@hydra.main(version_base="1.3", config_path="conf", config_name="train")
+def main(cfg: DictConfig) -> float | None:
+    """Run one job of Hydra's."""
+    return train(cfg)
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # lets `finally` end the engine process
+    check_choices(sys.argv[1:], Path(__file__).parent / "conf")
+    main()
