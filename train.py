@@ -8,6 +8,7 @@ from typing import Any
 
 import hydra
 import lightning as L
+import torch
 from filelock import FileLock
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
@@ -21,6 +22,8 @@ def build(cfg: DictConfig) -> tuple[L.Trainer, Any, Any]:
     """Return trainer, policy module and DataModule of a run."""
     from datamodules.codec import Codec  # heavy imports only once the configuration is known to be sound
 
+    if cfg.num_threads is not None:
+        torch.set_num_threads(cfg.num_threads)
     L.seed_everything(cfg.seed, workers=True, verbose=False)
     module = instantiate(cfg.policy_module)
     policy = module.policy

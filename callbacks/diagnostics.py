@@ -59,14 +59,14 @@ class Diagnostics(Callback):
         if m.get("off_policy/sequence_ess", 1.0) < self.min_ess:
             self._alarm(
                 "ess",
-                f"the effective sample size is {m['off_policy/sequence_ess']:.2f} of the batch: the policy has left the "
-                "snapshots that sampled; lower datamodule.lag, the steps a round, or optimizer.lr",
+                f"the effective sample size is {m['off_policy/sequence_ess']:.2f} of the batch: the policy has left "
+                "the snapshots that sampled; lower datamodule.lag, the steps a round, or optimizer.lr",
             )
         if m.get("off_policy/fresh_gap_max", 0.0) > self.max_fresh_gap:
             self._alarm(
                 "fresh_gap",
-                f"log-probs of freshly sampled tokens differ by {m['off_policy/fresh_gap_max']:.1e} between trainer and "
-                "engine: use the same dtype for both (engine.dtype, policy.dtype)",
+                f"log-probs of freshly sampled tokens differ by {m['off_policy/fresh_gap_max']:.1e} between trainer "
+                "and engine: use the same dtype for both (engine.dtype, policy.dtype)",
             )
         if m.get("coefficients/zero_fraction", 0.0) == 1.0:
             self._alarm(

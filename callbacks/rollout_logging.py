@@ -84,4 +84,6 @@ def _row(rollout: Rollout) -> list[Any]:
 
 def _markdown(rows: Sequence[Sequence[Any]]) -> str:
     lines = [COLUMNS, ["---"] * len(COLUMNS), *rows]
-    return "\n".join("|" + "|".join(str(c).replace("|", "\\|").replace("\n", " ") for c in line) + "|" for line in lines)
+    return "\n".join(
+        "|" + "|".join(str(c).replace("|", "\\|").replace("\n", " ") for c in line) + "|" for line in lines
+    )

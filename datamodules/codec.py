@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from datamodules.types import EncodedPrompt, Prompt
@@ -10,7 +9,6 @@ from datamodules.types import EncodedPrompt, Prompt
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
 class Codec:
     """The policy's tokenizer with what a sampler must know of the model.
 
@@ -20,18 +18,17 @@ class Codec:
         window: positions that the model has; prompt plus completion must fit.
     """
 
-    tokenizer: Any
-    stop_token_ids: tuple[int, ...]
-    window: int
-
-    def __post_init__(self) -> None:
-        if self.tokenizer.chat_template is None:
+    def __init__(self, tokenizer: Any, stop_token_ids: tuple[int, ...], window: int) -> None:
+        if tokenizer.chat_template is None:
             raise ValueError(
                 "the policy's tokenizer has no chat template: set `chat_template` in its tokenizer_config.json "
                 "(policy.path must name a chat or instruct model)"
             )
-        if not self.stop_token_ids:
+        if not stop_token_ids:
             raise ValueError("the policy's tokenizer has no end token: no completion could ever stop")
+        self.tokenizer = tokenizer
+        self.stop_token_ids = stop_token_ids
+        self.window = window
 
     def encode_prompt(self, prompt: Prompt) -> EncodedPrompt:
         """Apply the chat template and the tokenizer once; special tokens come from the template alone."""

@@ -74,9 +74,7 @@ def _optimizer_step(rollouts: list[Rollout], groups: dict[int, list[Rollout]], m
         "num_tokens": sum(len(r.completion_ids) for r in rollouts),
         "num_positives": sum((r.reward or 0.0) > POSITIVE_SCORE for r in rollouts),
     }
-    return OptimizerStep(
-        tuple(collate(part, groups, counts) for part in _micro_batches(rollouts, max_tokens))
-    )
+    return OptimizerStep(tuple(collate(part, groups, counts) for part in _micro_batches(rollouts, max_tokens)))
 
 
 def _micro_batches(rollouts: list[Rollout], max_tokens: int) -> Iterator[list[Rollout]]:

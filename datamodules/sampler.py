@@ -78,7 +78,13 @@ class Sampler:
         ]
 
     def _rollout(
-        self, encoded: EncodedPrompt, group_id: int, sibling: int, completion: Completion, snapshot: Snapshot, round_: int
+        self,
+        encoded: EncodedPrompt,
+        group_id: int,
+        sibling: int,
+        completion: Completion,
+        snapshot: Snapshot,
+        round_: int,
     ) -> Rollout:
         return Rollout(
             prompt_id=encoded.prompt.id,

@@ -41,9 +41,7 @@ class Policy(nn.Module):
             model.gradient_checkpointing_enable({"use_reentrant": False})
 
     @classmethod
-    def from_pretrained(
-        cls, path: str, dtype: str, gradient_checkpointing: bool, attn_implementation: str
-    ) -> "Policy":
+    def from_pretrained(cls, path: str, dtype: str, gradient_checkpointing: bool, attn_implementation: str) -> "Policy":
         """Load a policy from the hub or from a directory.
 
         Args:

@@ -44,7 +44,7 @@ def _value(match: "re.Match[str]", text: str) -> Fraction | None:
 def _is_operator(text: str, match: "re.Match[str]") -> bool:
     """Whether the sign stands between two operands, as in `7-5` or `7 - 5`."""
     before = text[: match.start()].rstrip()
-    return bool(before) and (before[-1].isalnum() or before[-1] in ")]%")  and not _is_spaced_sign(text, match)
+    return bool(before) and (before[-1].isalnum() or before[-1] in ")]%") and not _is_spaced_sign(text, match)
 
 
 def _is_spaced_sign(text: str, match: "re.Match[str]") -> bool:

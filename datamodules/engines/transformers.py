@@ -33,9 +33,7 @@ class TransformersEngine:
         if dtype not in ("float32", "bfloat16"):
             raise ValueError(f"engine.dtype must be float32 or bfloat16, got {dtype!r}")
         self.max_sequences = max_sequences
-        self.device = torch.device(
-            ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
-        )
+        self.device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
         self.dtype = getattr(torch, dtype)
         self.canary_tolerance = canary_tolerance
         self._model: torch.nn.Module | None = None

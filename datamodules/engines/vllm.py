@@ -141,9 +141,7 @@ class VLLMEngine:
             for target in targets
         ]
         outputs = self._llm.generate(requests, parameters, use_tqdm=False)
-        return [
-            output.outputs[0].logprobs[0][target].logprob for output, target in zip(outputs, targets, strict=True)
-        ]
+        return [output.outputs[0].logprobs[0][target].logprob for output, target in zip(outputs, targets, strict=True)]
 
     def close(self) -> None:
         """End the engine process and wait for it."""

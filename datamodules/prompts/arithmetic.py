@@ -21,8 +21,7 @@ class Arithmetic:
             raise ValueError(f"prompts.digits must be 1 to 9, got {digits}")
         if num_train < 1 or num_held_out < 1:
             raise ValueError(
-                "prompts.num_train and prompts.num_held_out must be at least 1, "
-                f"got {num_train} and {num_held_out}"
+                f"prompts.num_train and prompts.num_held_out must be at least 1, got {num_train} and {num_held_out}"
             )
         available = self._numbers(digits) ** 2
         if num_train + num_held_out > available:

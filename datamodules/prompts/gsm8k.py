@@ -44,9 +44,9 @@ class GSM8K:
 
     def load(self) -> PromptSplit:
         """Return the training split and the test split."""
-        return PromptSplit(
-            self._prompts("train", self.max_train), self._prompts("test", self.max_held_out)
-        ).checked("gsm8k")
+        return PromptSplit(self._prompts("train", self.max_train), self._prompts("test", self.max_held_out)).checked(
+            "gsm8k"
+        )
 
     def _prompts(self, split: str, limit: int | None) -> list[Prompt]:
         records = list(self._records(split))[:limit]

@@ -118,5 +118,3 @@ class OffPolicyMetrics(Metric):
 
 def _effective_share(weights: float, squares: float, count: float) -> float:
     return weights**2 / (count * squares) if squares else 0.0
-
-

@@ -40,9 +40,7 @@ def clipped_surrogate(
     clipped = ratio.clamp(1.0 - clip_low, 1.0 + clip_high)
     loss = torch.maximum(-ratio * advantages, -clipped * advantages)
     loss = torch.where(advantages < 0.0, torch.minimum(loss, -dual_clip * advantages), loss)
-    is_alive = torch.where(
-        advantages < 0.0, (ratio >= 1.0 - clip_low) & (ratio <= dual_clip), ratio <= 1.0 + clip_high
-    )
+    is_alive = torch.where(advantages < 0.0, (ratio >= 1.0 - clip_low) & (ratio <= dual_clip), ratio <= 1.0 + clip_high)
     return loss, is_alive
 
 
@@ -77,8 +75,7 @@ class GRPO(Objective):
         super().__init__(weight, reward_range)
         if not 0.0 < clip_low < 1.0 or not clip_high > 0.0:
             raise ValueError(
-                "objective.grpo.clip_low must be in (0, 1) and clip_high above 0, "
-                f"got {clip_low} and {clip_high}"
+                f"objective.grpo.clip_low must be in (0, 1) and clip_high above 0, got {clip_low} and {clip_high}"
             )
         if not dual_clip > 1.0 or not horizon > 0.0:
             raise ValueError(

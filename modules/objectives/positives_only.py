@@ -18,6 +18,4 @@ class PositivesOnly(Objective):
     def forward(self, logprobs: Tensor, batch: RolloutBatch) -> ObjectiveOutput:
         """Return -1{R > 0} L, [B, C]."""
         coefficients = (batch.rewards > 0.5).to(logprobs.dtype)[:, None] * batch.completion_mask
-        return ObjectiveOutput(
-            score_function_loss(coefficients, logprobs, batch.completion_mask), coefficients
-        )
+        return ObjectiveOutput(score_function_loss(coefficients, logprobs, batch.completion_mask), coefficients)

@@ -44,6 +44,4 @@ class Reinforce(Objective):
         else:
             advantages = rewards
         coefficients = advantages[:, None] * batch.completion_mask
-        return ObjectiveOutput(
-            score_function_loss(coefficients, logprobs, batch.completion_mask), coefficients
-        )
+        return ObjectiveOutput(score_function_loss(coefficients, logprobs, batch.completion_mask), coefficients)

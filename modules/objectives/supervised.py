@@ -15,6 +15,4 @@ class Supervised(Objective):
     def forward(self, logprobs: Tensor, batch: RolloutBatch) -> ObjectiveOutput:
         """Return -log-prob of each token, [B, C]."""
         coefficients = torch.ones_like(logprobs).detach() * batch.completion_mask
-        return ObjectiveOutput(
-            score_function_loss(coefficients, logprobs, batch.completion_mask), coefficients
-        )
+        return ObjectiveOutput(score_function_loss(coefficients, logprobs, batch.completion_mask), coefficients)

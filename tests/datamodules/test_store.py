@@ -1,0 +1,119 @@
+"""The rollout store: what is read equals what was written, to the last bit, and pandas reads it too."""
+
+import json
+import math
+import struct
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from datamodules.store import RolloutStore, read_rollouts
+from datamodules.types import Rollout, Verdict
+
+MakeRollout = Callable[..., Rollout]
+LOGPROBS = st.floats(allow_nan=False, allow_infinity=True)
+TOKENS = st.lists(st.integers(0, 2**31 - 1), max_size=4).map(tuple)
+SMALL = st.integers(0, 2**31 - 1)
+SCORED = st.builds(
+    Verdict,
+    st.sampled_from(["correct", "incorrect", "unparseable"]),
+    st.floats(0.0, 1.0),
+    st.floats(0.0, allow_infinity=False),
+    st.text(),
+)
+ROLLOUTS = st.builds(
+    Rollout,
+    prompt_id=st.text(),
+    group_id=SMALL,
+    sibling=SMALL,
+    prompt_text=st.text(),
+    answer=st.text(),
+    prompt_ids=TOKENS,
+    completion_ids=TOKENS,
+    sampling_logprobs=st.none() | st.lists(LOGPROBS, max_size=4).map(tuple),
+    text=st.text(),
+    finish_reason=st.sampled_from(["stop", "length", "error"]),
+    temperature=st.floats(0.0, 10.0, exclude_min=True),
+    seed=st.integers(0, 2**63 - 1),
+    round=SMALL,
+    snapshot=SMALL,
+    snapshot_step=st.integers(0, 2**63 - 1),
+    failure=st.text(),
+    verdict=st.none() | SCORED | st.builds(Verdict, st.just("error"), st.none(), detail=st.text()),
+)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> RolloutStore:
+    return RolloutStore(tmp_path_factory.mktemp("run") / "rollouts")
+
+
+def bits(rollout: Rollout) -> list[bytes]:
+    """Return every float of a rollout as its eight bytes: 0.0 and -0.0 are equal, but not the same."""
+    numbers = [rollout.temperature, *(rollout.sampling_logprobs or ())]
+    if rollout.verdict is not None:
+        numbers += [rollout.verdict.seconds, *([] if rollout.verdict.score is None else [rollout.verdict.score])]
+    return [struct.pack("<d", number) for number in numbers]
+
+
+@settings(max_examples=60, deadline=None, database=None)
+@given(rollouts=st.lists(ROLLOUTS, max_size=4))
+def test_any_round_comes_back_equal_and_bit_for_bit(store: RolloutStore, rollouts: list[Rollout]) -> None:
+    read = read_rollouts(store.write(12, rollouts))
+    assert read == rollouts
+    assert [bits(r) for r in read] == [bits(r) for r in rollouts]
+
+
+def test_a_log_prob_that_is_nan_stays_nan_and_is_not_lost(store: RolloutStore, make_rollout: MakeRollout) -> None:
+    (read,) = read_rollouts(store.write(1, [make_rollout(sampling_logprobs=(-0.5, math.nan))]))
+    assert [str(x) for x in read.sampling_logprobs or ()] == ["-0.5", "nan"]
+
+
+def test_no_log_probs_and_no_tokens_stay_apart(store: RolloutStore, make_rollout: MakeRollout) -> None:
+    written = [make_rollout(sampling_logprobs=None), make_rollout(sampling_logprobs=(), completion_ids=())]
+    assert [(r.sampling_logprobs, r.completion_ids) for r in read_rollouts(store.write(2, written))] == [
+        (None, (4, 2)),
+        ((), ()),
+    ]
+
+
+def test_a_round_has_one_file_whose_name_and_metadata_say_which(store: RolloutStore, make_rollout: MakeRollout) -> None:
+    path = store.write(34, [make_rollout(round=34)])
+    assert path == store.path(34) == store.directory / "round-000034.parquet"
+    metadata = pq.read_schema(path).metadata[b"offbeat"]
+    assert json.loads(metadata) == {"format": 1, "round": 34}
+
+
+def test_writing_a_round_again_replaces_it(store: RolloutStore, make_rollout: MakeRollout) -> None:
+    store.write(5, [make_rollout(text="first"), make_rollout(text="second")])
+    assert [r.text for r in read_rollouts(store.write(5, [make_rollout(text="third")]))] == ["third"]
+
+
+def test_pandas_reads_a_round_with_an_unscored_sample_as_not_a_number(
+    store: RolloutStore, make_rollout: MakeRollout
+) -> None:
+    rollouts = [make_rollout(0, s, score=score, round=7, snapshot=4) for s, score in enumerate((1.0, 0.0, None))]
+    rollouts[2] = replace(rollouts[2], verdict=Verdict("error", None, detail="TimeoutError"))
+    frame = pd.read_parquet(store.write(7, rollouts))
+    assert frame["reward"].isna().tolist() == [False, False, True]
+    assert frame["reward"].mean() == 0.5  # over the two that were scored, not 1/3
+    assert frame["verdict"].tolist() == ["correct", "incorrect", "error"]
+    assert (frame["lag"].tolist(), frame["sibling"].tolist()) == ([3, 3, 3], [0, 1, 2])
+    assert frame["verdict_detail"].tolist() == ["", "", "TimeoutError"]
+    assert (frame["prompt"][0], frame["completion"][0], frame["answer"][0]) == ("2+2=", "4", "4")
+    assert (frame["completion_ids"][0].tolist(), frame["sampling_logprobs"][0].tolist()) == ([4, 2], [-0.5, -0.25])
+
+
+def test_opening_a_store_removes_what_a_killed_writer_left_and_keeps_the_rounds(
+    tmp_path: Path, make_rollout: MakeRollout
+) -> None:
+    RolloutStore(tmp_path).write(0, [make_rollout()])
+    (tmp_path / ".writing-abc").write_text("half a file")
+    RolloutStore(tmp_path)
+    assert [p.name for p in tmp_path.iterdir()] == ["round-000000.parquet"]

@@ -1,0 +1,85 @@
+"""What every objective must satisfy at set-up: it refuses runs without what it needs, and reads nothing else."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.testing import assert_close
+
+from datamodules.types import Sampling
+from modules.objectives.objective import Objective
+from modules.policy_module import PolicyModule
+
+OPTIONAL = frozenset({"sampling_logprobs", "old_logprobs", "ref_logprobs"})
+PLAIN = Sampling(max_tokens=16)
+
+
+def refusal(case: str, head: Objective, *, lacking: str = "", group_size: int = 2, sampling: Sampling = PLAIN) -> str:
+    """Return why a run with this one head does not start, or nothing if it does."""
+    module = PolicyModule(
+        policy=nn.Linear(1, 1),
+        objectives={case.partition("-")[0]: head},
+        optimizer=None,
+        scheduler=None,
+        max_grad_norm=1.0,
+    )  # type: ignore[arg-type]
+    sampler = SimpleNamespace(sampling=sampling)
+    data = SimpleNamespace(provides=OPTIONAL - {lacking}, group_size=group_size, sampler=sampler)
+    module._trainer = SimpleNamespace(datamodule=data)
+    try:
+        module.setup("fit")
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("tensor", sorted(OPTIONAL))
+def test_a_missing_tensor_is_named_at_set_up_with_the_objective(case: str, head: Objective, tensor: str) -> None:
+    message = refusal(case, head, lacking=tensor)
+    expected = f"objective '{case.partition('-')[0]}' needs {tensor}, which SimpleNamespace does not provide"
+    assert message.startswith(expected) if tensor in head.requires else message == ""
+
+
+def test_a_head_reads_no_optional_tensor_that_it_does_not_require(
+    head: Objective, make_batch: Callable[..., Any], gradient: Callable[..., Any]
+) -> None:
+    logprobs, batch = make_batch([[1.0, 0.0], [0.25, 1.0]], [[3, 2], [1, 4]], drift=None)
+    without = replace(batch, **dict.fromkeys(OPTIONAL - head.requires))
+    assert_close(gradient(head, logprobs, without), gradient(head, logprobs, batch))
+
+
+def test_only_heads_that_need_siblings_look_at_them(
+    head: Objective, make_batch: Callable[..., Any], gradient: Callable[..., Any]
+) -> None:
+    logprobs, batch = make_batch([[1.0, 0.0], [0.25, 1.0]], [[3, 2], [1, 4]], drift=None)
+    others = replace(batch, group_rewards=torch.tensor([[0.1, 0.3]], dtype=torch.float64).expand(4, 2))
+    is_same = torch.equal(gradient(head, logprobs, others), gradient(head, logprobs, batch))
+    assert is_same is not head.needs_siblings
+
+
+def test_a_group_of_one_is_refused_by_heads_that_compare_siblings(case: str, head: Objective) -> None:
+    message = refusal(case, head, group_size=1)
+    expected = f"datamodule.group_size must be at least 2 for objective '{case.partition('-')[0]}'"
+    assert message.startswith(expected) if head.needs_siblings else message == ""
+
+
+@pytest.mark.parametrize("sampling", [Sampling(16, top_p=0.9), Sampling(16, top_k=5)])
+def test_renormalised_sampling_is_refused_by_heads_that_use_its_logprobs(
+    case: str, head: Objective, sampling: Sampling
+) -> None:
+    message = refusal(case, head, sampling=sampling)
+    assert ("biases every ratio" in message) is ("sampling_logprobs" in head.requires)
+
+
+def test_heads_weigh_in_by_their_weight(
+    head: Objective, make_batch: Callable[..., Any], gradient: Callable[..., Any]
+) -> None:
+    logprobs, batch = make_batch([[1.0, 0.0], [0.25, 1.0]], [[3, 2], [1, 4]], drift=None)
+    single = gradient(head, logprobs, batch)
+    head.weight = 2.5
+    assert_close(gradient(head, logprobs, batch), 2.5 * single)
+    assert torch.count_nonzero(single) > 0
