@@ -18,7 +18,7 @@ COLUMNS = ("round", "snapshot", "prompt", "completion", "answer", "verdict", "re
 
 
 class RolloutLogging(Callback):
-    """Write `rollout/...` metrics, and some completions as `samples/round-000012.csv`, TensorBoard text and a W&B table.
+    """Write `rollout/...` metrics, and some completions as `samples/round-000012.csv`, TensorBoard text, W&B table.
 
     Args:
         directory: of the run; samples go below it.
@@ -84,6 +84,5 @@ def _row(rollout: Rollout) -> list[Any]:
 
 def _markdown(rows: Sequence[Sequence[Any]]) -> str:
     lines = [COLUMNS, ["---"] * len(COLUMNS), *rows]
-    return "\n".join(
-        "|" + "|".join(str(c).replace("|", "\\|").replace("\n", " ") for c in line) + "|" for line in lines
-    )
+    cells = [[str(cell).replace("|", "\\|").replace("\n", " ") for cell in line] for line in lines]
+    return "\n".join(f"|{'|'.join(line)}|" for line in cells)

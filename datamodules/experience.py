@@ -125,7 +125,8 @@ class ExperienceDataModule(L.LightningDataModule, ABC):
     def train_dataloader(self) -> DataLoader[OptimizerStep]:
         """Collect and pack the round that is about to be trained, once, and serve one optimizer step an item."""
         assert self.trainer is not None
-        round_ = self.trainer.fit_loop.epoch_progress.current.processed  # current_epoch is stale on resume
+        finished: Any = self.trainer.fit_loop.epoch_progress.current
+        round_: int = finished.processed  # current_epoch is stale on resume
         if self._round is None or self._round[0] != round_:
             self._round = None  # frees the last round before the next is made
             rollouts = self.collect(round_)

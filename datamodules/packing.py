@@ -3,7 +3,8 @@
 import logging
 import math
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -69,7 +70,7 @@ def pack_round(
 
 
 def _optimizer_step(rollouts: list[Rollout], groups: dict[int, list[Rollout]], max_tokens: int) -> OptimizerStep:
-    counts = {
+    counts: dict[str, Any] = {
         "num_sequences": len(rollouts),
         "num_tokens": sum(len(r.completion_ids) for r in rollouts),
         "num_positives": sum((r.reward or 0.0) > POSITIVE_SCORE for r in rollouts),
@@ -88,7 +89,7 @@ def _micro_batches(rollouts: list[Rollout], max_tokens: int) -> Iterator[list[Ro
         start += count
 
 
-def collate(rollouts: Sequence[Rollout], groups: dict[int, list[Rollout]], counts: dict[str, int]) -> RolloutBatch:
+def collate(rollouts: Sequence[Rollout], groups: dict[int, list[Rollout]], counts: Mapping[str, Any]) -> RolloutBatch:
     """Turn rollouts into the tensors of one micro-batch.
 
     Args:

@@ -157,7 +157,7 @@ class RolloutBatch:
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> "RolloutBatch":
         """Move every tensor; Lightning calls this for each batch."""
-        moved = {
+        moved: dict[str, Any] = {
             f.name: value.to(device, non_blocking=non_blocking)
             for f in fields(self)
             if isinstance(value := getattr(self, f.name), Tensor)

@@ -23,6 +23,9 @@ class Policy(nn.Module):
         gradient_checkpointing: recompute activations in the backward pass; for models that do not fit otherwise.
     """
 
+    _logit_multiplier: float
+    _logit_cap: float | None
+
     def __init__(self, model: Any, tokenizer: Any, *, gradient_checkpointing: bool = False) -> None:
         super().__init__()
         self.model = model
@@ -31,9 +34,8 @@ class Policy(nn.Module):
         self.window: int = config.max_position_embeddings
         self.vocabulary: int = config.vocab_size
         self.stop_token_ids = _stop_token_ids(model, tokenizer)
-        self._logit_multiplier = getattr(config, "logit_scale", None) or 1.0 / (
-            getattr(config, "logits_scaling", None) or 1.0
-        )
+        multiplier, divisor = getattr(config, "logit_scale", None), getattr(config, "logits_scaling", None)
+        self._logit_multiplier = float((multiplier or 1.0) / (divisor or 1.0))
         self._logit_cap = getattr(config, "final_logit_softcapping", None)
         _disable_dropout(model)
         model.train()

@@ -24,14 +24,14 @@ class PolicyModule(L.LightningModule):
     """Trains a policy with one objective head or a weighted sum of several.
 
     A batch is a whole optimizer step. Each head's unreduced loss is summed and divided by the step's global count of
-    sequences, tokens or positives, so neither micro-batches nor ranks change the gradient. Optimization is manual, for the
-    same reason: one item of the dataloader is one `optimizer.step()`.
+    sequences, tokens or positives, so neither micro-batches nor ranks change the gradient. Optimization is manual, for
+    the same reason: one item of the dataloader is one `optimizer.step()`.
 
     Args:
         policy: the model being trained.
         objectives: heads by name, at least one.
         optimizer: makes an optimizer from parameters.
-        scheduler: makes a learning-rate schedule from `optimizer` and `num_training_steps`; stepped each optimizer step.
+        scheduler: makes a learning-rate schedule from `optimizer` and `num_training_steps`; stepped with it.
         max_grad_norm: gradients are scaled down to this norm, above 0; null leaves them.
     """
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, DynamicCache, TopKLogitsWarper, TopPLogitsWarper
 
 from datamodules.snapshots import Snapshot
-from datamodules.types import Completion, Probe, Progress, Sampling
+from datamodules.types import Completion, FinishReason, Probe, Progress, Sampling
 
 log = logging.getLogger(__name__)
 
@@ -159,7 +159,7 @@ def _completions(tokens: Tensor, logprobs: Tensor, seeds: list[int], stops: set[
     completions = []
     for ids, scores, seed in zip(tokens.tolist(), logprobs.tolist(), seeds, strict=True):
         end = next((t + 1 for t, token in enumerate(ids) if token in stops), len(ids))
-        reason = "stop" if ids[end - 1] in stops else "length"
+        reason: FinishReason = "stop" if ids[end - 1] in stops else "length"
         if all(math.isfinite(s) for s in scores[:end]):
             completions.append(Completion(tuple(ids[:end]), tuple(scores[:end]), reason, seed))
         else:

@@ -56,8 +56,8 @@ class OffPolicyMetrics(Metric):
             global_step: optimizer steps that the policy has seen.
         """
         mask = batch.completion_mask
-        has_ratio = batch.sampling_logprobs is not None
-        drift = log_ratio(logprobs, batch.sampling_logprobs, mask) if has_ratio else torch.zeros_like(logprobs)
+        behaviour = logprobs if batch.sampling_logprobs is None else batch.sampling_logprobs
+        drift = log_ratio(logprobs, behaviour, mask)
         ratio = masked(bounded_exp(drift), mask)
         sequence_ratio = bounded_exp(drift.sum(-1)).double()
         is_negative = (batch.rewards <= 0.5)[:, None] & mask

@@ -1,7 +1,7 @@
 """AsymRE: REINFORCE with a baseline just below the group's mean (after arXiv:2506.20520).
 
-The baseline r_mean + delta_v with delta_v < 0 leans on successes more than on failures. That small asymmetry alone keeps
-off-policy training stable; at delta_v >= 0 it collapses. It needs no ratio, so no sampling log-probs.
+The baseline r_mean + delta_v with delta_v < 0 leans on successes more than on failures. That small asymmetry alone
+keeps off-policy training stable; at delta_v >= 0 it collapses. It needs no ratio, so no sampling log-probs.
 """
 
 from collections.abc import Sequence
@@ -37,7 +37,8 @@ class AsymRE(Objective):
         check_choice("objective.asymre.aggregation", aggregation, ("sequence_sum", "sequence_mean"))
         if not abs(delta_v) <= self.high - self.low:
             raise ValueError(
-                f"objective.asymre.delta_v must not exceed the reward range's span {self.high - self.low}, got {delta_v}"
+                "objective.asymre.delta_v must be smaller than the span of reward_range, "
+                f"{self.high - self.low}, got {delta_v}"
             )
         self.delta_v = delta_v
         self.aggregation = aggregation

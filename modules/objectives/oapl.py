@@ -1,7 +1,8 @@
 """OAPL: regress the sequence's log-ratio on its advantage over the snapshot (after arXiv:2602.19362).
 
-The optimum of reward minus beta * KL(policy | snapshot) satisfies beta * log-ratio = r - V. OAPL makes that equation a square
-loss, which holds for samples of any age, with V estimated from the group. No importance weight, clip or KL term.
+The optimum of reward minus beta * KL(policy | snapshot) satisfies beta * log-ratio = r - V. OAPL makes that
+equation a square loss, which holds for samples of any age, with V estimated from the group. There is no importance
+weight, clip or KL term.
 """
 
 from collections.abc import Sequence
@@ -26,7 +27,7 @@ class OAPL(Objective):
         reward_range: the paper scores 1 and 0.
         beta1: temperature of V; towards 0 it is the group's maximum, towards infinity its mean.
         beta2: strength of the anchor to the snapshot.
-        scale: `raw` is the paper's square, whose gradient is 2 beta2 times REINFORCE's; `normalized` divides by 2 beta2.
+        scale: `raw` is the paper's square, whose gradient is 2 beta2 times REINFORCE's; `normalized` divides by that.
     """
 
     requires = frozenset({"sampling_logprobs"})

@@ -1,7 +1,7 @@
 """REINFORCE as it is: no correction for stale samples (Williams 1992; RLOO: arXiv:2402.14740).
 
-On stale samples with failures among them it has no finite optimum: it pushes failures towards zero probability for ever, and
-takes successes along. That is the collapse which TOPR, AsymRE and OAPL were made to avoid.
+On stale samples with failures among them it has no finite optimum: it pushes failures towards zero probability for
+ever, and takes successes along. That is the collapse which TOPR, AsymRE and OAPL were made to avoid.
 """
 
 from collections.abc import Sequence

@@ -1,12 +1,13 @@
 """Heads as their config files build them; every file in conf/objective is a case of the battery."""
 
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hydra.utils import instantiate
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 import conf
 from modules.objectives.objective import Objective
@@ -28,12 +29,18 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 CASES = [*sorted(path.stem for path in DIRECTORY.glob("*.yaml")), *VARIANTS]
 
 
-def _make_head(stem: str, **overrides: Any) -> Objective:
-    """Return the head of conf/objective/<stem>.yaml, in a run whose longest completion has 16 tokens."""
+@cache
+def _settings(stem: str) -> DictConfig:
+    """Return the head's settings of conf/objective/<stem>.yaml, in a run whose longest completion has 16 tokens."""
     root = OmegaConf.create(
         {"datamodule": {"sampling": {"max_tokens": 16}}, "objective": OmegaConf.load(DIRECTORY / f"{stem}.yaml")}
     )
-    return instantiate(root.objective[stem], **overrides)
+    OmegaConf.resolve(root)
+    return root.objective[stem]
+
+
+def _make_head(stem: str, **overrides: Any) -> Objective:
+    return instantiate(_settings(stem), **overrides)
 
 
 @pytest.fixture

