@@ -12,6 +12,7 @@ import torch
 from filelock import FileLock
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
+from tqdm.contrib.logging import logging_redirect_tqdm
 
 from conf.suggestions import check_choices
 
@@ -20,8 +21,11 @@ log = logging.getLogger("train")
 
 def build(cfg: DictConfig) -> tuple[L.Trainer, Any, Any]:
     """Return trainer, policy module and DataModule of a run."""
+    from transformers.utils.logging import disable_progress_bar
+
     from datamodules.codec import Codec  # heavy imports only once the configuration is known to be sound
 
+    disable_progress_bar()  # each snapshot would draw its own
     if cfg.num_threads is not None:
         torch.set_num_threads(cfg.num_threads)
     L.seed_everything(cfg.seed, workers=True, verbose=False)
@@ -42,7 +46,8 @@ def train(cfg: DictConfig) -> float | None:
     OmegaConf.save(cfg, Path(cfg.directory) / "config.yaml", resolve=True)
     trainer, module, data = build(cfg)
     try:
-        trainer.fit(module, datamodule=data, ckpt_path=cfg.ckpt_path, weights_only=False)
+        with logging_redirect_tqdm():  # log lines above the progress bars, not through them
+            trainer.fit(module, datamodule=data, ckpt_path=cfg.ckpt_path, weights_only=False)
     finally:
         data.close()
         if "wandb" in sys.modules:

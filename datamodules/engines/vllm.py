@@ -9,8 +9,6 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from tqdm import tqdm
-
 from datamodules.snapshots import Snapshot
 from datamodules.types import Completion, Probe, Progress, Sampling
 
@@ -116,8 +114,8 @@ class VLLMEngine:
             for seed in seeds
         ]
 
-        def bar(*_: Any, total: int, **__: Any) -> "tqdm[Any]":
-            return progress(total=total)
+        def bar(items: Any = None, *, total: int = 0, **_: Any) -> Any:
+            return progress(total=total) if items is None else items  # the items are its rendering of requests
 
         requests = [{"prompt_token_ids": list(ids)} for ids in prompts]
         outputs = self._llm.generate(requests, parameters, use_tqdm=bar)

@@ -1,0 +1,162 @@
+"""Whole runs through `train.train`, as a user starts them: determinism, resume, bad input, several jobs in a process."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+from omegaconf import DictConfig
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from datamodules.store import read_rollouts
+from train import train
+
+SmallRun = Callable[..., DictConfig]
+OBJECTIVES = ["topr", "asymre", "oapl", "grpo", "positives_only", "reinforce", "[topr,positives_only]"]
+
+
+def sampled(directory: Path) -> list[Any]:
+    """Return every stored rollout, without the seconds that verifying took."""
+    files = sorted((directory / "rollouts").glob("*.parquet"))
+    rows = pd.concat([pd.read_parquet(file) for file in files]).drop(columns="verifier_seconds")
+    return json.loads(rows.to_json(orient="records", double_precision=15))
+
+
+def losses(directory: Path) -> list[float]:
+    return pd.read_csv(directory / "csv" / "metrics.csv")["train/loss"].dropna().tolist()
+
+
+def weights(directory: Path) -> dict[str, torch.Tensor]:
+    return load_file(directory / "model" / "model.safetensors")
+
+
+def assert_same_run(a: Path, b: Path) -> None:
+    assert sampled(a) == sampled(b)
+    assert losses(a) == losses(b)
+    torch.testing.assert_close(weights(a), weights(b), rtol=0.0, atol=0.0)
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_every_objective_trains_and_ends_in_a_summary_a_picture_and_a_model(
+    objective: str, small_run: SmallRun, tmp_path: Path
+) -> None:
+    train(small_run(f"objective={objective}"))
+    run = tmp_path / "run"
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["rounds"] == 3
+    assert summary["optimizer_steps"] == 6
+    assert summary["engine"] == "transformers"
+    assert summary["objective"] == objective.strip("[]").replace(",", "+")
+    assert {"sampling", "scoring", "training", "sync", "evaluation"} <= set(summary["seconds"])
+    assert (run / "learning_curve.png").read_bytes()[:4] == b"\x89PNG"
+    AutoTokenizer.from_pretrained(summary["model_dir"])
+    model = AutoModelForCausalLM.from_pretrained(summary["model_dir"])
+    initial = load_file(run / "snapshots" / "000002" / "model.safetensors")
+    name = "model.embed_tokens.weight"
+    assert not torch.equal(model.state_dict()[name], initial[name])
+
+
+def test_the_same_seed_gives_the_same_bits_and_another_seed_does_not(small_run: SmallRun, tmp_path: Path) -> None:
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        train(small_run(f"seed={seed}", directory=tmp_path / name))
+    assert_same_run(tmp_path / "a", tmp_path / "b")
+    assert sampled(tmp_path / "a") != sampled(tmp_path / "c")
+
+
+@pytest.mark.parametrize("lag", [0, 1, 3])
+def test_each_rollout_records_exactly_the_lag_that_was_asked(small_run: SmallRun, tmp_path: Path, lag: int) -> None:
+    train(small_run(f"lag={lag}", "rounds=5"))
+    for round_ in range(5):
+        rollouts = read_rollouts(tmp_path / "run" / "rollouts" / f"round-{round_:06d}.parquet")
+        assert {r.snapshot for r in rollouts} == {max(0, round_ - lag)}
+        assert {r.snapshot_step for r in rollouts} == {2 * max(0, round_ - lag)}
+        assert {r.round for r in rollouts} == {round_}
+    metrics = pd.read_csv(tmp_path / "run" / "csv" / "metrics.csv")["train/lag_steps_max"].dropna()
+    assert metrics.tolist() == [min(step // 2, lag) * 2 + step % 2 for step in range(10)]
+
+
+@pytest.mark.parametrize("lag", [0, 2])
+def test_a_resumed_run_ends_as_an_undisturbed_one(small_run: SmallRun, tmp_path: Path, lag: int) -> None:
+    whole, first, second = (tmp_path / name for name in ("whole", "first", "second"))
+    train(small_run(f"lag={lag}", "rounds=5", directory=whole))
+    train(small_run(f"lag={lag}", "rounds=3", directory=first))
+    checkpoint = first / "checkpoints" / "last.ckpt"
+    train(small_run(f"lag={lag}", "rounds=5", f"ckpt_path={checkpoint}", directory=second))
+    torch.testing.assert_close(weights(second), weights(whole), rtol=0.0, atol=0.0)
+    assert sampled(first) + sampled(second) == sampled(whole)
+    assert losses(first) + losses(second) == losses(whole)
+    accuracies = [json.loads((run / "summary.json").read_text())["accuracy_before"] for run in (second, whole)]
+    assert accuracies[0] == accuracies[1]
+
+
+def test_the_best_checkpoint_resumes_too(small_run: SmallRun, tmp_path: Path) -> None:
+    train(small_run("lag=2", "rounds=6", directory=tmp_path / "first"))
+    (best,) = (tmp_path / "first" / "checkpoints").glob("best-*.ckpt")
+    finished = int(best.stem.removeprefix("best-")) + 1
+    train(small_run("lag=2", "rounds=7", f"ckpt_path={best}", directory=tmp_path / "second"))
+    rounds = sorted(int(p.stem.removeprefix("round-")) for p in (tmp_path / "second" / "rollouts").glob("*.parquet"))
+    assert rounds == list(range(finished, 7))
+
+
+def test_micro_batches_do_not_change_what_is_learned(small_run: SmallRun, tmp_path: Path) -> None:
+    train(small_run(directory=tmp_path / "one"))
+    train(small_run("datamodule.max_tokens_per_micro_batch=30", directory=tmp_path / "many"))
+    torch.testing.assert_close(weights(tmp_path / "one"), weights(tmp_path / "many"), rtol=1e-4, atol=1e-5)
+
+
+def test_more_passes_take_more_steps_over_the_same_rollouts(small_run: SmallRun, tmp_path: Path) -> None:
+    train(small_run("datamodule.passes_per_round=3"))
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["optimizer_steps"] == 18
+
+
+def test_wandb_logs_offline_without_an_account(
+    small_run: SmallRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    for name in ("one", "two"):  # two jobs in one process: each its own run
+        train(small_run("logger=wandb", directory=tmp_path / name))
+        runs = list((tmp_path / name / "wandb").glob("offline-run-*/run-*.wandb"))
+        assert len(runs) == 1
+        assert b"rollout/reward_mean" in runs[0].read_bytes()
+
+
+def test_samples_of_each_round_can_be_read_as_a_table(small_run: SmallRun, tmp_path: Path) -> None:
+    train(small_run("callbacks.rollout_logging.num_samples=4"))
+    table = pd.read_csv(tmp_path / "run" / "samples" / "round-000002.csv")
+    assert len(table) == 4
+    assert set(table["round"]) == {2}
+    stored = pd.read_parquet(tmp_path / "run" / "rollouts" / "round-000002.parquet")
+    assert set(table["prompt"]) <= set(stored["prompt"])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["datamodule.group_size=1", "datamodule.batch_size=8", "objective=asymre"], "datamodule.group_size must be"),
+        (["datamodule.batch_size=12"], "nearest valid sizes are 8 and 16"),
+        (["lag=-1"], "datamodule.lag"),
+        (["datamodule.sampling.top_p=0.9"], "datamodule.sampling.top_p"),
+        (["datamodule=demonstrations", "datamodule.prompts_per_round=16"], "topr.*needs sampling_logprobs"),
+        (["datamodule.prompts_per_round=64"], "only 40 training prompts"),
+        (["datamodule.sampling.max_tokens=300"], "max_tokens=300"),
+        (["policy=hf", "policy.path=./nowhere"], "policy.path: ./nowhere is not a directory"),
+        (["policy_module.max_grad_norm=0"], "policy_module.max_grad_norm"),
+        (["objective.topr.weight=0"], "objective.topr.weight"),
+    ],
+)
+def test_bad_input_is_refused_before_the_first_sample(
+    overrides: list[str], message: str, small_run: SmallRun, tmp_path: Path
+) -> None:
+    with pytest.raises(Exception, match=message):
+        train(small_run(*overrides))
+    assert not list((tmp_path / "run").glob("rollouts/*.parquet"))
+
+
+def test_a_run_without_a_verifier_says_which_callback_is_missing(small_run: SmallRun) -> None:
+    with pytest.raises(RuntimeError, match=r"callbacks\.verifier_scoring"):
+        train(small_run("~callbacks.verifier_scoring", "~callbacks.held_out_evaluation", "~callbacks.checkpoint_best"))
