@@ -107,7 +107,16 @@ class ExperienceDataModule(L.LightningDataModule, ABC):
         return make_probe(self.train_prompts, self.codec.window, self.sampler.sampling.temperature)
 
     def setup(self, stage: str) -> None:
-        """Load and encode the prompts once."""
+        """Load and encode the prompts once.
+
+        Raises:
+            ValueError: the run has several devices, or the prompts do not suffice.
+        """
+        if self.trainer is not None and self.trainer.world_size > 1:
+            raise ValueError(
+                f"trainer.devices x trainer.num_nodes is {self.trainer.world_size}, but a run trains on one device; "
+                "set trainer.devices=1 and trainer.num_nodes=1"
+            )
         if self.train_prompts:
             return
         split = self.source.load()
