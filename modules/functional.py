@@ -83,8 +83,9 @@ def normalized_advantage(rewards: Tensor, group_rewards: Tensor, reward_span: fl
 def log_mean_exp(values: Tensor, temperature: float) -> Tensor:
     """Return temperature * log(mean(exp(value / temperature))) over the siblings that have a value, [B, G] -> [B]."""
     present = ~values.isnan()
-    scaled = torch.where(present, values / temperature, -torch.inf)
-    return temperature * (scaled.logsumexp(-1) - present.sum(-1).clamp(min=1).log())
+    highest = torch.where(present, values, -torch.inf).amax(-1)
+    shifted = torch.where(present, (values - highest[:, None]) / temperature, 0.0).expm1()  # accurate for large ones
+    return highest + temperature * torch.log1p(shifted.sum(-1) / present.sum(-1).clamp(min=1))
 
 
 def aggregation_weight(mask: Tensor, aggregation: Aggregation, horizon: float = 1.0) -> Tensor:

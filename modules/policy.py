@@ -31,6 +31,7 @@ class Policy(nn.Module):
         self.model = model
         self.tokenizer = tokenizer
         config = model.config.get_text_config()
+        _check_architecture(config)
         self.window: int = config.max_position_embeddings
         self.vocabulary: int = config.vocab_size
         self.stop_token_ids = _stop_token_ids(model, tokenizer)
@@ -106,6 +107,25 @@ class Policy(nn.Module):
         self.tokenizer.save_pretrained(directory)
 
 
+def _check_architecture(config: Any) -> None:
+    """Refuse a model whose log-probs could not be computed as it does itself.
+
+    Raises:
+        ValueError: it has no fixed window, or scales its logits in a way that is not known here.
+    """
+    if not isinstance(getattr(config, "max_position_embeddings", None), int):
+        raise ValueError(
+            f"policy.path: a {config.model_type} model states no max_position_embeddings, so no window that prompts "
+            "must fit; choose another model"
+        )
+    for name in ("lm_head_multiplier", "output_multiplier"):
+        if getattr(config, name, 1.0) not in (None, 1.0):
+            raise ValueError(
+                f"policy.path: a {config.model_type} model scales its logits by {name}, which is not supported; "
+                "choose another model"
+            )
+
+
 def _stop_token_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
     """Return every id that ends a completion, the tokenizer's own first."""
     ids: list[int] = []
@@ -121,8 +141,9 @@ def _disable_dropout(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
-        if getattr(module, "attention_dropout", 0.0):
-            module.attention_dropout = 0.0
+        for name, value in vars(module).items():
+            if isinstance(value, float) and ("dropout" in name or "pdrop" in name):
+                setattr(module, name, 0.0)
 
 
 def _check_directory(path: str) -> None:

@@ -40,9 +40,7 @@ def test_each_make_target_exists(command: str) -> None:
 
 
 @pytest.mark.parametrize("command", TRAIN)
-def test_each_train_command_runs(
-    command: str, tmp_path: Path, small_run: Callable[..., DictConfig]
-) -> None:
+def test_each_train_command_runs(command: str, tmp_path: Path, small_run: Callable[..., DictConfig]) -> None:
     words = command.split()
     environment = dict(word.split("=", 1) for word in words[: words.index("python")])
     arguments = words[words.index("train.py") + 1 :]

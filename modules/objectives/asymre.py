@@ -37,7 +37,7 @@ class AsymRE(Objective):
         check_choice("objective.asymre.aggregation", aggregation, ("sequence_sum", "sequence_mean"))
         if not abs(delta_v) <= self.high - self.low:
             raise ValueError(
-                "objective.asymre.delta_v must be smaller than the span of reward_range, "
+                "objective.asymre.delta_v must not exceed the span of reward_range, "
                 f"{self.high - self.low}, got {delta_v}"
             )
         self.delta_v = delta_v

@@ -80,8 +80,8 @@ def test_another_process_that_opens_the_directory_finds_the_same(store: Snapshot
 
 
 def test_versions_are_in_order_of_number(store: SnapshotStore) -> None:
-    publish(store, 10, 9, 1000000, 2)
-    assert store.versions() == [2, 9, 10, 1000000]
+    publish(store, 10, 9, 1000000, 999999, 2)
+    assert store.versions() == [2, 9, 10, 999999, 1000000]
 
 
 def test_publishing_a_number_again_replaces_it_whole(store: SnapshotStore) -> None:

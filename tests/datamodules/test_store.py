@@ -10,7 +10,7 @@ from pathlib import Path
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from datamodules.store import RolloutStore, read_rollouts
@@ -62,12 +62,17 @@ def bits(rollout: Rollout) -> list[bytes]:
     return [struct.pack("<d", number) for number in numbers]
 
 
-@settings(max_examples=60, deadline=None, database=None)
+@settings(max_examples=60, deadline=None, database=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(rollouts=st.lists(ROLLOUTS, max_size=4))
 def test_any_round_comes_back_equal_and_bit_for_bit(store: RolloutStore, rollouts: list[Rollout]) -> None:
     read = read_rollouts(store.write(12, rollouts))
     assert read == rollouts
     assert [bits(r) for r in read] == [bits(r) for r in rollouts]
+
+
+def test_a_seed_of_63_bits_keeps_its_last_bit(store: RolloutStore, make_rollout: MakeRollout) -> None:
+    seeds = [0, 2**53 + 1, 2**63 - 1]
+    assert [r.seed for r in read_rollouts(store.write(8, [make_rollout(seed=seed) for seed in seeds]))] == seeds
 
 
 def test_a_log_prob_that_is_nan_stays_nan_and_is_not_lost(store: RolloutStore, make_rollout: MakeRollout) -> None:

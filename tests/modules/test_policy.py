@@ -27,6 +27,7 @@ def batch(make_batch: Callable[..., Any]) -> RolloutBatch:
     mask[3] = False
     prompt_lengths = torch.tensor([1, 3, 2, 2])
     input_ids = torch.randint(1, 100, (4, 8), generator=torch.Generator().manual_seed(5))
+    input_ids[0, 2] = 0  # an id that elsewhere pads, sampled: masks come from lengths
     positions = prompt_lengths[:, None] + torch.arange(5)
     return replace(
         batch,

@@ -54,9 +54,6 @@ DROPPING = {
     "OPT": OPT_LIKE | {"dropout": 0.5, "attention_dropout": 0.5},
     "Starcoder2": LLAMA_LIKE | {"residual_dropout": 0.5, "attention_dropout": 0.5},
 }
-MISSES_DROPOUT = pytest.mark.xfail(
-    strict=True, reason="modules/policy.py: _disable_dropout misses dropout held as a float"
-)
 
 
 def make_policy(architecture: str, config: dict[str, Any]) -> Policy:
@@ -108,7 +105,7 @@ def test_the_scale_and_the_cap_matter(architecture: str, setting: dict[str, Any]
 
 @pytest.mark.parametrize(
     "architecture",
-    ["Llama", "GPT2", pytest.param("OPT", marks=MISSES_DROPOUT), pytest.param("Starcoder2", marks=MISSES_DROPOUT)],
+    ["Llama", "GPT2", "OPT", "Starcoder2"],
 )
 def test_dropout_in_the_config_does_not_reach_the_logprobs(architecture: str, batch: RolloutBatch) -> None:
     policy = make_policy(architecture, DROPPING[architecture])

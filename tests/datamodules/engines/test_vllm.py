@@ -44,7 +44,10 @@ def wait_until_gone(processes: list[psutil.Process], seconds: float) -> list[psu
 
 
 def test_an_untied_head_is_synced_and_two_engines_follow_one_another(
-    tmp_path: Path, make_policy: Callable[..., Policy], publish: Callable[..., Snapshot], make_engine: Callable[..., Engine]
+    tmp_path: Path,
+    make_policy: Callable[..., Policy],
+    publish: Callable[..., Snapshot],
+    make_engine: Callable[..., Engine],
 ) -> None:
     for start in (0, 2):
         engine = make_engine("vllm")
