@@ -1,6 +1,7 @@
 """Run an experiment: `python train.py experiment=quickstart objective=oapl lag=4`."""
 
 import logging
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -67,7 +68,7 @@ def warm_start(cfg: DictConfig) -> None:
             log.info("warm start: taken from %s", directory)
             return
         log.info("warm start: training %s", directory)
-        done.unlink(missing_ok=True)
+        shutil.rmtree(directory, ignore_errors=True)  # of another config, or unfinished
         train(cfg)
         done.write_text(wanted)
 

@@ -48,7 +48,7 @@ class Diagnostics(Callback):
             )
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: Any) -> None:
-        """Remember the weights' sums."""
+        """Remember each weight's sum: a change that leaves them all as they were is no change."""
         self._before = self._weights(pl_module)
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
@@ -89,7 +89,7 @@ class Diagnostics(Callback):
 
     @staticmethod
     def _weights(pl_module: Any) -> tuple[torch.Tensor, ...]:
-        return tuple(p.detach().clone() for p in list(pl_module.policy.parameters())[:4] if p.requires_grad)
+        return tuple(p.detach().double().sum() for p in pl_module.policy.parameters() if p.requires_grad)
 
     def _alarm(self, kind: str, message: str) -> None:
         if kind not in self.raised:

@@ -39,8 +39,8 @@ class RolloutLogging(Callback):
         for logger in trainer.loggers:
             logger.log_metrics(metrics, step=trainer.global_step)
         if self.num_samples:
-            stride = max(1, len(rollouts) // self.num_samples)
-            self._log_samples(trainer, rollouts[::stride][: self.num_samples])
+            count = min(self.num_samples, len(rollouts))
+            self._log_samples(trainer, [rollouts[i * len(rollouts) // count] for i in range(count)])
 
     def _log_samples(self, trainer: L.Trainer, samples: Sequence[Rollout]) -> None:
         rows = [_row(rollout) for rollout in samples]

@@ -32,8 +32,9 @@ class VerifierScoring(Callback):
         bar = tqdm(rollouts, desc="scoring", unit="completion", leave=False, dynamic_ncols=True)
         judged = [rollout.judged(self._verdict(rollout)) for rollout in bar]
         errors = Counter(r.verdict.detail for r in judged if r.verdict and r.verdict.status == "error")
-        for detail, count in errors.most_common(3):
-            log.warning("%d of %d completions got no score: %s", count, len(judged), detail)
+        if errors:
+            reasons = "; ".join(f"{count} x {detail}" for detail, count in errors.most_common(3))
+            log.warning("%d of %d completions got no score: %s", errors.total(), len(judged), reasons)
         return judged
 
     def _verdict(self, rollout: Rollout) -> Verdict:
@@ -41,7 +42,22 @@ class VerifierScoring(Callback):
             return Verdict("error", None, detail=f"sampling failed: {rollout.failure}")
         start = time.perf_counter()
         try:
-            verdict = self.verifier(rollout.text, rollout.answer)
+            verdict = _checked(self.verifier(rollout.text, rollout.answer))
         except Exception as error:  # a verifier is foreign code: whatever it raises is this sample's error
             verdict = Verdict("error", None, detail=f"{type(error).__name__}: {error}")
         return Verdict(verdict.status, verdict.score, time.perf_counter() - start, verdict.detail)
+
+
+def _checked(verdict: Verdict) -> Verdict:
+    """Return a verdict whose score is one, or an error's without score.
+
+    Raises:
+        ValueError: the verifier returned something else.
+    """
+    if not isinstance(verdict, Verdict):
+        raise ValueError(f"the verifier returned {verdict!r}, expected a Verdict")
+    if verdict.status == "error":
+        return Verdict("error", None, detail=verdict.detail)
+    if verdict.score is None or not 0.0 <= verdict.score <= 1.0:
+        raise ValueError(f"the verifier scored {verdict.score}, expected a number in [0, 1]")
+    return verdict

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 PREFIX = ".writing-"
+ASIDE = PREFIX + "aside-"
 
 
 @contextmanager
@@ -19,7 +20,8 @@ def atomic_file(path: Path) -> Iterator[Path]:
         OSError: the disk is full or not writable, with the path and the free space.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=PREFIX)
+    with _explained(path):
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=PREFIX)
     os.close(handle)
     temporary = Path(name)
     try:
@@ -41,8 +43,8 @@ def atomic_directory(path: Path) -> Iterator[Path]:
         OSError: the disk is full or not writable, with the path and the free space.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=PREFIX))
-    replaced = temporary.with_name(temporary.name + "-replaced")
+    with _explained(path):
+        temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=PREFIX))
     try:
         with _explained(path):
             yield temporary
@@ -51,16 +53,37 @@ def atomic_directory(path: Path) -> Iterator[Path]:
             _fsync(temporary)
             temporary.chmod(0o755)
             if path.exists():
-                os.replace(path, replaced)
-            os.replace(temporary, path)
+                _swap(temporary, path)
+            else:
+                os.replace(temporary, path)
             _fsync(path.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-        shutil.rmtree(replaced, ignore_errors=True)
+
+
+def _swap(new: Path, old: Path) -> None:
+    """Give `new` the name of the directory `old`; a kill in between leaves one of them findable.
+
+    A directory cannot be renamed over a full one. The old one steps aside under a name that `remove_unfinished` knows
+    how to put back.
+    """
+    aside = old.with_name(f"{ASIDE}{old.name}")
+    shutil.rmtree(aside, ignore_errors=True)  # of an earlier writer that was killed after the swap
+    os.replace(old, aside)
+    try:
+        os.replace(new, old)
+    except OSError:
+        os.replace(aside, old)
+        raise
+    shutil.rmtree(aside, ignore_errors=True)
 
 
 def remove_unfinished(directory: Path) -> None:
-    """Delete what a killed writer left in `directory`."""
+    """Delete what a killed writer left in `directory`, and put back a directory that it was about to replace."""
+    for aside in directory.glob(ASIDE + "*"):
+        original = aside.with_name(aside.name.removeprefix(ASIDE))
+        if not original.exists():
+            os.replace(aside, original)
     for path in directory.glob(PREFIX + "*"):
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)

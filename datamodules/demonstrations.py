@@ -29,6 +29,8 @@ class DemonstrationDataModule(ExperienceDataModule):
 
     def _rollout(self, round_: int, group_id: int, encoded: EncodedPrompt) -> Rollout:
         text = encoded.prompt.demonstration or ""
+        whole = self.codec.encode_completion(text)
+        fitting = whole[: self.codec.window - len(encoded.token_ids)]
         return Rollout(
             prompt_id=encoded.prompt.id,
             group_id=group_id,
@@ -36,10 +38,10 @@ class DemonstrationDataModule(ExperienceDataModule):
             prompt_text=encoded.prompt.messages[-1]["content"],
             answer=encoded.prompt.answer,
             prompt_ids=encoded.token_ids,
-            completion_ids=self.codec.encode_completion(text)[: self.codec.window - len(encoded.token_ids)],
+            completion_ids=fitting,
             sampling_logprobs=None,
             text=text,
-            finish_reason="stop",
+            finish_reason="stop" if fitting == whole else "length",
             temperature=self.sampler.sampling.temperature,
             seed=0,
             round=round_,

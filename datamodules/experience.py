@@ -18,7 +18,7 @@ from datamodules.packing import check_batch_size, pack_round
 from datamodules.prompts.source import PromptSource
 from datamodules.sampler import Sampler
 from datamodules.seeds import derive_seed
-from datamodules.snapshots import SnapshotStore
+from datamodules.snapshots import SnapshotStore, lagged_version
 from datamodules.types import EncodedPrompt, OptimizerStep, Probe, Rollout, Sampling
 
 log = logging.getLogger(__name__)
@@ -95,6 +95,7 @@ class ExperienceDataModule(L.LightningDataModule, ABC):
         self.sampler = Sampler(engine, self.snapshots, codec, sampling, seed, self.clock)
         self.train_prompts: list[EncodedPrompt] = []
         self.held_out_prompts: list[EncodedPrompt] = []
+        self._is_resumed = False
         self._round: tuple[int, list[OptimizerStep]] | None = None
 
     @abstractmethod
@@ -136,8 +137,9 @@ class ExperienceDataModule(L.LightningDataModule, ABC):
         assert self.trainer is not None
         finished: Any = self.trainer.fit_loop.epoch_progress.current
         round_: int = finished.processed  # current_epoch is stale on resume
+        if self._round is None:
+            self._check_directory()
         if self._round is None or self._round[0] != round_:
-            self._round = None  # frees the last round before the next is made
             rollouts = self.collect(round_)
             self.call_hooks("on_round_collected", rollouts)
             steps = pack_round(
@@ -150,6 +152,28 @@ class ExperienceDataModule(L.LightningDataModule, ABC):
             )
             self._round = (round_, steps)
         return DataLoader(self._round[1], batch_size=None, shuffle=False, num_workers=0)  # type: ignore[arg-type]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the snapshots are that a resumed run samples from."""
+        return {"snapshots": str(self.snapshots.directory), "newest": max(self.snapshots.versions(), default=0)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take over the snapshots that the next rounds need from the run that wrote the checkpoint."""
+        self._is_resumed = True
+        newest = state_dict["newest"]
+        self.snapshots.adopt(state_dict["snapshots"], range(lagged_version(newest, self.lag), newest + 1))
+
+    def _check_directory(self) -> None:
+        """Refuse to start over where another run has left its snapshots: they would pass for this run's.
+
+        Raises:
+            ValueError: naming the directory and the remedies.
+        """
+        if not self._is_resumed and self.snapshots.versions():
+            raise ValueError(
+                f"directory: {self.directory} already holds a run; choose another (hydra.run.dir), delete it, "
+                f"or continue it with ckpt_path={self.directory}/checkpoints/last.ckpt"
+            )
 
     def round_prompts(self, round_: int) -> list[EncodedPrompt]:
         """Return a round's prompts: a walk through a fresh permutation for each time through the data."""

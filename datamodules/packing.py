@@ -40,7 +40,7 @@ def pack_round(
     """Cut a round into optimizer steps of `batch_size` slots, groups kept together, reshuffled each pass.
 
     A slot whose sample failed stays empty, so the schedule never depends on failures; a step without any
-    trainable sample is left out.
+    trainable sample has no micro-batch and changes no weight.
 
     Args:
         rollouts: the whole round, judged.
@@ -60,11 +60,10 @@ def pack_round(
         slots = [rollout for group_id in order for rollout in groups[group_id]]
         for start in range(0, len(slots), batch_size):
             trainable = [r for r in slots[start : start + batch_size] if r.is_trainable]
-            if trainable:
-                steps.append(_optimizer_step(trainable, groups, max_tokens))
-            else:
-                log.warning("round %d: left out an optimizer step whose %d samples all failed", round_, batch_size)
-    if not steps:
+            if not trainable:
+                log.warning("round %d has an optimizer step whose %d samples all failed", round_, batch_size)
+            steps.append(_optimizer_step(trainable, groups, max_tokens))
+    if not any(step.micro_batches for step in steps):
         raise RuntimeError(f"round {round_} has no trainable rollout: all {len(rollouts)} samples failed (see the log)")
     return steps
 
@@ -98,8 +97,14 @@ def collate(rollouts: Sequence[Rollout], groups: dict[int, list[Rollout]], count
         counts: `num_sequences`, `num_tokens` and `num_positives` of the optimizer step.
 
     Raises:
-        ValueError: the rows were sampled at different temperatures.
+        ValueError: the rows were sampled at different temperatures, or log-probs are missing for some tokens.
     """
+    for r in rollouts:
+        if r.sampling_logprobs is not None and len(r.sampling_logprobs) != len(r.completion_ids):
+            raise ValueError(
+                f"sample {r.sibling} of prompt {r.prompt_id!r} has {len(r.completion_ids)} tokens and "
+                f"{len(r.sampling_logprobs)} log-probs; each token needs one"
+            )
     temperatures = {r.temperature for r in rollouts}
     if len(temperatures) != 1:
         raise ValueError(f"one batch needs one sampling temperature, got {sorted(temperatures)}")

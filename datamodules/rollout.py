@@ -1,7 +1,7 @@
 """Rollouts from a lagged snapshot: the experience of off-policy reinforcement learning."""
 
 import logging
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from datamodules.experience import ExperienceDataModule
 from datamodules.snapshots import lagged_version
@@ -38,12 +38,3 @@ class RolloutDataModule(ExperienceDataModule):
             path = self.store.write(round_, judged)
         log.info("round %d: snapshot %d gave %d rollouts (%s)", round_, version, len(judged), path.name)
         return judged
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return where the snapshots are that a resumed run samples from."""
-        return {"snapshots": str(self.snapshots.directory), "newest": max(self.snapshots.versions(), default=0)}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over the snapshots that the next rounds need from the run that wrote the checkpoint."""
-        newest = state_dict["newest"]
-        self.snapshots.adopt(state_dict["snapshots"], range(lagged_version(newest, self.lag), newest + 1))

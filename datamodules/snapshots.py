@@ -46,7 +46,7 @@ class SnapshotStore:
 
     def versions(self) -> list[int]:
         """Return the published versions in order."""
-        return sorted(int(p.name) for p in self.directory.iterdir() if p.name.isdigit())
+        return sorted(int(m.parent.name) for m in self.directory.glob(f"*/{self.MANIFEST}") if m.parent.name.isdigit())
 
     def publish(
         self,

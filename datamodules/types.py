@@ -167,7 +167,7 @@ class RolloutBatch:
 
 @dataclass(frozen=True, slots=True)
 class OptimizerStep:
-    """The micro-batches whose gradients are summed before one `optimizer.step()`."""
+    """The micro-batches whose gradients are summed before one `optimizer.step()`; none where every sample failed."""
 
     micro_batches: tuple[RolloutBatch, ...]
 

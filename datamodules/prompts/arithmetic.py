@@ -1,6 +1,7 @@
 """Addition problems, made on the spot and the same for the same seed."""
 
 import random
+from itertools import zip_longest
 
 from datamodules.prompts.source import PromptSplit, user_turn
 from datamodules.types import Prompt
@@ -48,5 +49,14 @@ class Arithmetic:
 
     @staticmethod
     def _prompt(a: int, b: int) -> Prompt:
-        answer = str(a + b)
-        return Prompt(f"{a}+{b}", user_turn(f"{a}+{b}="), answer, demonstration=answer)
+        return Prompt(f"{a}+{b}", user_turn(f"{a}+{b}="), str(a + b), demonstration=f"{worked_columns(a, b)} {a + b}")
+
+
+def worked_columns(a: int, b: int) -> str:
+    """Return the sum of each column with its carry, lowest first, as a pupil writes it down: `12 11 11` for 123+989."""
+    columns, carry = [], 0
+    for digit_a, digit_b in zip_longest(reversed(str(a)), reversed(str(b)), fillvalue="0"):
+        total = int(digit_a) + int(digit_b) + carry
+        carry = total // 10
+        columns.append(f"{total:02d}")
+    return " ".join(columns)

@@ -29,7 +29,8 @@ def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             continue
         try:
             record = json.loads(line)
-        except json.JSONDecodeError as error:
+            json.dumps(record, ensure_ascii=False).encode("utf-8")
+        except ValueError as error:  # not JSON, a number of thousands of digits, half of a surrogate pair
             raise ValueError(f"{path}:{number} is not JSON: {error}") from error
         if not isinstance(record, dict):
             raise ValueError(f"{path}:{number} must be a JSON object, got {type(record).__name__}")

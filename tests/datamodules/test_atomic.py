@@ -17,7 +17,7 @@ RunPython = Callable[..., "subprocess.CompletedProcess[str]"]
 KINDS = {"file": atomic_file, "directory": atomic_directory}
 
 WRITER = """
-import os, signal, sys
+import os, shutil, signal, sys
 from pathlib import Path
 from datamodules.atomic import atomic_directory, atomic_file
 kind, moment, path = sys.argv[1], sys.argv[2], Path(sys.argv[3])
@@ -29,6 +29,8 @@ def counted_replace(*paths):
     renames.append(paths)
     replace(*paths)
 os.replace = counted_replace
+if moment == "cleanup":
+    shutil.rmtree = die
 with (atomic_file if kind == "file" else atomic_directory)(path) as temporary:
     target = temporary if kind == "file" else temporary / "weights"
     with target.open("w") as file:
@@ -139,6 +141,19 @@ def test_a_writer_killed_while_it_swaps_a_directory_leaves_the_old_or_the_new_on
     assert content("directory", path) in ("old", "new " * 1000)
 
 
+@pytest.mark.parametrize("moment", ["rename 0", "rename 1", "cleanup"])
+def test_what_a_killed_writer_left_does_not_stop_the_next_ones(
+    tmp_path: Path, run_python: RunPython, moment: str
+) -> None:
+    path = tmp_path / "out"
+    write_old("directory", path)
+    run_python(WRITER, "directory", moment, path)
+    for text in ("second", "third"):  # nobody tidied up in between
+        with atomic_directory(path) as temporary:
+            (temporary / "weights").write_text(text)
+        assert content("directory", path) == text
+
+
 def test_a_directory_that_is_refused_its_name_once_leaves_the_old_or_the_new_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -199,7 +214,7 @@ def test_a_file_system_that_is_really_full_keeps_the_old_file_and_explains(
     if done.returncode == 77 or "unshare" in done.stderr:
         pytest.skip(f"no tmpfs can be mounted here: {done.stderr}")
     message, left = done.stdout.splitlines()
-    assert message.startswith(f"[Errno 28] no space left while writing {disk / 'out'} (0 MiB free)")
+    assert message.startswith(f"[Errno 28] no space left while writing {disk / 'out'} (")
     assert left == "old ['out']"
 
 

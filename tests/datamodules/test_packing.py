@@ -1,6 +1,5 @@
 """Packing: every trainable sample once a pass, groups whole, counts of the whole step."""
 
-import logging
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -157,13 +156,13 @@ def test_the_order_in_which_groups_were_sampled_does_not_matter(make_round: Call
     assert [samples(s) for s in pack(by_last_group_first)] == [samples(s) for s in pack(rollouts)]
 
 
-def test_a_step_without_any_trainable_sample_is_logged_with_its_round(
-    make_round: Callable[..., list[Rollout]], caplog: pytest.LogCaptureFixture
+def test_a_step_in_which_every_sample_failed_keeps_its_place_and_has_no_micro_batch(
+    make_round: Callable[..., list[Rollout]],
 ) -> None:
-    with caplog.at_level(logging.WARNING):
-        pack(make_round([(2, s) for s in range(SIBLINGS)]), batch_size=4)
-    assert [m for m in caplog.messages if "round 3" in m and "4 samples all failed" in m] == caplog.messages
-    assert len(caplog.messages) == 1
+    complete = [samples(step) for step in pack(make_round(), batch_size=4)]
+    steps = pack(make_round(FAILURES["a whole group"]), batch_size=4)
+    assert [samples(step) for step in steps] == [[] if step[0][0] == 4 else step for step in complete]
+    assert [step.micro_batches == () for step in steps] == [step[0][0] == 4 for step in complete]
 
 
 def test_a_round_in_which_everything_failed_ends_the_run(make_round: Callable[..., list[Rollout]]) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from datamodules.store import RolloutStore, read_rollouts
@@ -62,7 +62,14 @@ def bits(rollout: Rollout) -> list[bytes]:
     return [struct.pack("<d", number) for number in numbers]
 
 
-@settings(max_examples=60, deadline=None, database=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@settings(
+    max_examples=60,
+    deadline=None,
+    database=None,
+    derandomize=True,
+    phases=[Phase.generate],  # to shrink an example takes minutes: each try is a file
+    suppress_health_check=[HealthCheck.too_slow],
+)
 @given(rollouts=st.lists(ROLLOUTS, max_size=4))
 def test_any_round_comes_back_equal_and_bit_for_bit(store: RolloutStore, rollouts: list[Rollout]) -> None:
     read = read_rollouts(store.write(12, rollouts))
