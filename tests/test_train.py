@@ -27,7 +27,7 @@ def sampled(directory: Path) -> list[Any]:
 
 
 def losses(directory: Path) -> list[float]:
-    return pd.read_csv(directory / "csv" / "metrics.csv")["train/loss"].dropna().tolist()
+    return pd.read_csv(directory / "csv" / "version_0" / "metrics.csv")["train/loss"].dropna().tolist()
 
 
 def weights(directory: Path) -> dict[str, torch.Tensor]:
@@ -75,7 +75,7 @@ def test_each_rollout_records_exactly_the_lag_that_was_asked(small_run: SmallRun
         assert {r.snapshot for r in rollouts} == {max(0, round_ - lag)}
         assert {r.snapshot_step for r in rollouts} == {2 * max(0, round_ - lag)}
         assert {r.round for r in rollouts} == {round_}
-    metrics = pd.read_csv(tmp_path / "run" / "csv" / "metrics.csv")["train/lag_steps_max"].dropna()
+    metrics = pd.read_csv(tmp_path / "run" / "csv" / "version_0" / "metrics.csv")["train/lag_steps_max"].dropna()
     assert metrics.tolist() == [min(step // 2, lag) * 2 + step % 2 for step in range(10)]
 
 
@@ -141,10 +141,12 @@ def test_samples_of_each_round_can_be_read_as_a_table(small_run: SmallRun, tmp_p
         (["datamodule.batch_size=12"], "nearest valid sizes are 8 and 16"),
         (["lag=-1"], "datamodule.lag"),
         (["datamodule.sampling.top_p=0.9"], "datamodule.sampling.top_p"),
-        (["datamodule=demonstrations", "datamodule.prompts_per_round=16"], "topr.*needs sampling_logprobs"),
+        (
+            ["datamodule=demonstrations", "datamodule.group_size=1", "datamodule.batch_size=8"],
+            "topr.*sampling_logprobs",
+        ),
         (["datamodule.prompts_per_round=64"], "only 40 training prompts"),
         (["datamodule.sampling.max_tokens=300"], "max_tokens=300"),
-        (["policy=hf", "policy.path=./nowhere"], "policy.path: ./nowhere is not a directory"),
         (["policy_module.max_grad_norm=0"], "policy_module.max_grad_norm"),
         (["objective.topr.weight=0"], "objective.topr.weight"),
     ],
@@ -171,6 +173,13 @@ def test_a_run_continues_in_its_own_directory(small_run: SmallRun, tmp_path: Pat
     train(small_run("rounds=3", directory=tmp_path / "whole"))
     torch.testing.assert_close(weights(tmp_path / "run"), weights(tmp_path / "whole"), rtol=0.0, atol=0.0)
     assert sampled(tmp_path / "run") == sampled(tmp_path / "whole")
+    parts = [pd.read_csv(path)["train/loss"].count() for path in sorted((tmp_path / "run" / "csv").rglob("*.csv"))]
+    assert parts == [4, 2]  # the first part's metrics are still there
+
+
+def test_a_policy_that_is_not_there_is_refused_by_its_key(compose: Callable[..., DictConfig]) -> None:
+    with pytest.raises(Exception, match=r"policy\.path: \./nowhere is not a directory"):
+        train(compose("engine=transformers", "policy=hf", "policy.path=./nowhere"))
 
 
 def test_a_run_without_a_verifier_says_which_callback_is_missing(small_run: SmallRun) -> None:

@@ -114,11 +114,14 @@ class VLLMEngine:
             for seed in seeds
         ]
 
-        def bar(items: Any = None, *, total: int = 0, **_: Any) -> Any:
-            return progress(total=total) if items is None else items  # the items are its rendering of requests
+        bar = progress(total=len(prompts))
+
+        def vllm_bar(items: Any = None, **_: Any) -> Any:
+            return bar if items is None else items  # the items are requests being rendered, which takes no time
 
         requests = [{"prompt_token_ids": list(ids)} for ids in prompts]
-        outputs = self._llm.generate(requests, parameters, use_tqdm=bar)
+        with bar:  # vLLM divides by the elapsed time, which a disabled bar does not have
+            outputs = self._llm.generate(requests, parameters, use_tqdm=False if bar.disable else vllm_bar)
         return [_completion(output.outputs[0], seed) for output, seed in zip(outputs, seeds, strict=True)]
 
     def score(self, probe: Probe) -> list[float]:

@@ -6,8 +6,8 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-import yaml
 from hydra.utils import instantiate
+from omegaconf import OmegaConf
 from tqdm import tqdm
 
 from datamodules.engines.engine import Engine
@@ -24,7 +24,7 @@ def make_engine() -> Callable[[str], Engine]:
         if name == "vllm" and importlib.util.find_spec("vllm") is None:
             pytest.skip("vLLM is not installed")
         small = {"kv_cache_mb": 64} if name == "vllm" else {}
-        engine: Engine = instantiate(yaml.safe_load((CONF / f"{name}.yaml").read_text()) | small)
+        engine: Engine = instantiate(OmegaConf.load(CONF / f"{name}.yaml"), **small)
         return engine
 
     return make

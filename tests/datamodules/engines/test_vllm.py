@@ -35,7 +35,9 @@ if __name__ == "__main__":
 
 
 def engine_processes(parent: psutil.Process) -> list[psutil.Process]:
-    return [p for p in parent.children(recursive=True) if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+    """Return the descendants that are the engine's, not Python's own tracker of shared resources."""
+    descendants = [p for p in parent.children(recursive=True) if p.status() != psutil.STATUS_ZOMBIE]
+    return [p for p in descendants if not any("resource_tracker" in word for word in p.cmdline())]
 
 
 def wait_until_gone(processes: list[psutil.Process], seconds: float) -> list[psutil.Process]:
