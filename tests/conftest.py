@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from omegaconf import DictConfig
 
 from datamodules.codec import Codec
 from datamodules.snapshots import Snapshot, SnapshotStore
-from datamodules.types import Probe
+from datamodules.types import Probe, Rollout, Verdict
 from modules.policy import Policy
 from modules.tiny_policy import tiny_policy
 
@@ -98,3 +99,31 @@ def small_run(compose: Callable[..., DictConfig], tmp_path: Path) -> Callable[..
         )
 
     return compose_
+
+
+@pytest.fixture(scope="session")
+def make_rollout() -> Callable[..., Rollout]:
+    """Return a maker of judged rollouts; `score=None` makes one that failed in judging."""
+
+    def make(group_id: int = 0, sibling: int = 0, *, score: float | None = 1.0, **changes: Any) -> Rollout:
+        values: dict[str, Any] = {
+            "prompt_id": f"p{group_id}",
+            "group_id": group_id,
+            "sibling": sibling,
+            "prompt_text": "2+2=",
+            "answer": "4",
+            "prompt_ids": (7, 8, 9),
+            "completion_ids": (4, 2),
+            "sampling_logprobs": (-0.5, -0.25),
+            "text": "4",
+            "finish_reason": "stop",
+            "temperature": 1.0,
+            "seed": 11,
+            "round": 3,
+            "snapshot": 1,
+            "snapshot_step": 20,
+            "verdict": Verdict("error" if score is None else "correct" if score > 0.5 else "incorrect", score),
+        }
+        return Rollout(**values | changes)
+
+    return make

@@ -49,7 +49,7 @@ def test_a_verifier_that_raises_is_counted_and_logged_and_does_not_score_0(
         judged = scored(verifier, *(make_rollout(0, s, text=text) for s, text in enumerate(("4", "x", "y"))))
     assert verdicts(judged) == [("correct", 1.0), ("error", None), ("error", None)]
     assert [(r.reward, r.is_trainable) for r in judged] == [(1.0, True), (None, False), (None, False)]
-    assert caplog.messages == ["2 of 3 completions got no score: TimeoutError: judge is down"]
+    assert caplog.messages == ["2 of 3 completions got no score: 2 x TimeoutError: judge is down"]
 
 
 def test_a_reference_answer_without_a_number_is_an_error_without_a_score(make_rollout: MakeRollout) -> None:

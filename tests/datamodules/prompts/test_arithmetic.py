@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from datamodules.prompts.arithmetic import Arithmetic
+from datamodules.prompts.arithmetic import Arithmetic, worked_columns
 from datamodules.types import Prompt
 
 
@@ -12,7 +12,14 @@ def test_every_answer_is_the_sum_of_its_question() -> None:
     split = Arithmetic(digits=3, num_train=300, num_held_out=50, seed=0).load()
     for prompt in (*split.train, *split.held_out):
         a, b = map(int, re.fullmatch(r"(\d+)\+(\d+)=", prompt.messages[0]["content"]).groups())
-        assert (int(prompt.answer), prompt.demonstration, prompt.id) == (a + b, prompt.answer, f"{a}+{b}")
+        assert (int(prompt.answer), prompt.id) == (a + b, f"{a}+{b}")
+        assert prompt.demonstration == f"{worked_columns(a, b)} {prompt.answer}"
+
+
+def test_a_worked_example_adds_the_columns_with_their_carry_lowest_first() -> None:
+    assert worked_columns(123, 989) == "12 11 11"
+    assert worked_columns(100, 250) == "00 05 03"
+    assert worked_columns(9, 9) == "18"
 
 
 def test_the_parts_have_the_asked_sizes_and_share_no_problem() -> None:
