@@ -9,6 +9,8 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+
 from datamodules.snapshots import Snapshot
 from datamodules.types import Completion, Probe, Progress, Sampling
 
@@ -64,6 +66,8 @@ class VLLMEngine:
             "block_size": 32,
             "disable_log_stats": True,
             "enable_prefix_caching": True,
+            # A seeded request whose prompt is cut in two rewinds its generator, which torch's CPU generator cannot do.
+            "enable_chunked_prefill": torch.cuda.is_available(),
             "worker_extension_cls": "datamodules.engines.vllm_worker.ReloadWorker",
         }
         self._llm: Any = None

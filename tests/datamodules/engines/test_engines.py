@@ -101,6 +101,18 @@ def test_a_completion_ends_with_its_stop_token_or_at_its_limit(
         assert completion.token_ids[-1] == STOP if stopped else len(completion.token_ids) == 60
 
 
+def test_more_prompt_tokens_than_fit_one_pass_are_all_answered(
+    engine: Engine, snapshots: list[tuple[Policy, Snapshot]]
+) -> None:
+    policy, snapshot = snapshots[0]
+    engine.load(snapshot)
+    prompts = [[3, 5 + i % 95, 5 + i // 95, *range(5, 95), 4] for i in range(200)]
+    completions = draw(engine, prompts, max_tokens=2)
+    for i in (0, 99, 199):
+        expected = expected_logprobs(policy, prompts[i], completions[i], 1.0)
+        torch.testing.assert_close(list(completions[i].logprobs), expected, rtol=0.0, atol=1e-4)
+
+
 def test_samples_follow_the_policys_distribution(engine: Engine, snapshots: list[tuple[Policy, Snapshot]]) -> None:
     policy, snapshot = snapshots[0]
     engine.load(snapshot)
