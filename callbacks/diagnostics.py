@@ -53,8 +53,6 @@ class Diagnostics(Callback):
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Look at the diagnostics that were just logged."""
-        if trainer.global_step % trainer.log_every_n_steps:  # type: ignore[attr-defined]
-            return
         m = {k.removeprefix("train/"): float(v) for k, v in trainer.callback_metrics.items() if k.startswith("train/")}
         if m.get("off_policy/sequence_ess", 1.0) < self.min_ess:
             self._alarm(

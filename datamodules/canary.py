@@ -32,13 +32,25 @@ def make_probe(prompts: list[EncodedPrompt], window: int, temperature: float) ->
     return Probe(tuple(tokens[:length]), positions, temperature)
 
 
-def check_canary(engine: Engine, snapshot: Snapshot) -> float:
-    """Compare the engine's probe log-probs with those published in the snapshot; return the largest difference.
+def check_canary(engine: Engine, snapshot: Snapshot, previous: tuple[float, ...] | None = None) -> tuple[float, ...]:
+    """Compare the engine's probe log-probs with those published in the snapshot, and return the engine's.
+
+    Args:
+        engine: loaded the snapshot.
+        snapshot: what it should hold.
+        previous: the engine's answer for the snapshot before, where that one's published answer was another.
 
     Raises:
-        CanaryError: they differ by more than the engine's tolerance, or one is not finite.
+        CanaryError: they differ by more than the engine's tolerance, one is not finite, or the answers are still those
+            of the snapshot before: an update can be smaller than the tolerance, but it cannot change nothing.
     """
-    engine_logprobs = engine.score(snapshot.probe)
+    engine_logprobs = tuple(engine.score(snapshot.probe))
+    if engine_logprobs == previous:
+        raise CanaryError(
+            f"engine {engine.name} answers for snapshot {snapshot.version} exactly as for the one before, though the "
+            "trainer's log-probs changed: the load changed no weight. If the engine's dtype is coarser than the "
+            "policy's, the update may be lost in rounding: use engine dtype float32 or a higher optimizer.lr"
+        )
     differences = [abs(a - b) for a, b in zip(engine_logprobs, snapshot.probe_logprobs, strict=True)]
     worst = max(d if math.isfinite(d) else math.inf for d in differences)
     if worst > engine.canary_tolerance:
@@ -50,7 +62,7 @@ def check_canary(engine: Engine, snapshot: Snapshot) -> float:
         )
         raise CanaryError(
             f"engine {engine.name} does not hold snapshot {snapshot.version}: probe log-probs differ by up to "
-            f"{worst:.2e}, allowed is engine.canary_tolerance={engine.canary_tolerance} ({rows}). If the engine's "
+            f"{worst:.2e}, allowed is its canary_tolerance={engine.canary_tolerance} ({rows}). If the engine's "
             "dtype is coarser than the policy's, raise the tolerance; otherwise its weights are stale"
         )
-    return worst
+    return engine_logprobs

@@ -137,6 +137,10 @@ class ExperienceDataModule(L.LightningDataModule, ABC):
         assert self.trainer is not None
         finished: Any = self.trainer.fit_loop.epoch_progress.current
         round_: int = finished.processed  # current_epoch is stale on resume
+        if round_ >= (self.trainer.max_epochs or 0):
+            raise ValueError(
+                f"rounds is {self.trainer.max_epochs}, and {round_} are already trained; set rounds higher to go on"
+            )
         if self._round is None:
             self._check_directory()
         if self._round is None or self._round[0] != round_:
@@ -155,11 +159,18 @@ class ExperienceDataModule(L.LightningDataModule, ABC):
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the snapshots are that a resumed run samples from."""
-        return {"snapshots": str(self.snapshots.directory), "newest": max(self.snapshots.versions(), default=0)}
+        assert self.trainer is not None
+        finished: Any = self.trainer.fit_loop.epoch_progress.current
+        return {
+            "snapshots": str(self.snapshots.directory),
+            "newest": finished.processed,
+            "seconds": dict(self.clock.seconds),
+        }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over the snapshots that the next rounds need from the run that wrote the checkpoint."""
         self._is_resumed = True
+        self.clock.seconds = dict(state_dict["seconds"])
         newest = state_dict["newest"]
         self.snapshots.adopt(state_dict["snapshots"], range(lagged_version(newest, self.lag), newest + 1))
 

@@ -1,6 +1,7 @@
 """Sample whole groups from a snapshot: load, prove the load, draw, and record where each sample came from."""
 
 import logging
+from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 
@@ -38,8 +39,8 @@ class Sampler:
         self.sampling = sampling
         self.seed = seed
         self.clock = clock
-        self.canary_difference = 0.0  # of the last load
         self._loaded: int | None = None
+        self._last: tuple[Snapshot, tuple[float, ...]] | None = None  # what the engine last answered to the canary
 
     def load(self, version: int) -> Snapshot:
         """Put a snapshot into the engine, unless it is there, and prove it by the canary."""
@@ -48,7 +49,9 @@ class Sampler:
             with self.clock.measure("sync"):
                 self._loaded = None
                 self.engine.load(snapshot)
-                self.canary_difference = check_canary(self.engine, snapshot)
+                is_other = self._last is not None and self._last[0].probe_logprobs != snapshot.probe_logprobs
+                answers = check_canary(self.engine, snapshot, self._last[1] if self._last and is_other else None)
+                self._last = (snapshot, answers)
                 self._loaded = version
         return snapshot
 
@@ -66,7 +69,9 @@ class Sampler:
         """
         snapshot = self.load(version)
         slots = [(g, s) for g in range(len(prompts)) for s in range(group_size)]
-        seeds = [derive_seed(self.seed, label, prompts[g].prompt.id, s) for g, s in slots]
+        seen: Counter[str] = Counter()
+        times = [seen.update([p.prompt.id]) or seen[p.prompt.id] for p in prompts]  # a round may meet a prompt twice
+        seeds = [derive_seed(self.seed, label, prompts[g].prompt.id, times[g], s) for g, s in slots]
         bar = partial(tqdm, desc=f"sampling {label}", unit="completion", leave=False, dynamic_ncols=True)
         with self.clock.measure("sampling"):
             completions = self.engine.generate(

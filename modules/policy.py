@@ -58,6 +58,7 @@ class Policy(nn.Module):
         """
         if dtype not in ("float32", "bfloat16"):
             raise ValueError(f"policy.dtype must be float32 or bfloat16, got {dtype!r}")
+        path = str(Path(path).expanduser()) if path.startswith("~") else path
         _check_directory(path)
         try:
             tokenizer = AutoTokenizer.from_pretrained(path)

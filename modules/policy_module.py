@@ -138,7 +138,7 @@ class PolicyModule(L.LightningModule):
     def _log_step(self, loss: Any, norm: Tensor, lr: float) -> None:
         """Log this step's loss, and the diagnostics of all steps since they were last logged."""
         values = {"loss": float(loss), "grad_norm": float(norm), "lr": lr}
-        if self.global_step % self.trainer.log_every_n_steps == 0:  # type: ignore[attr-defined]
+        if self.global_step % self.trainer.log_every_n_steps == 0 or self.trainer.is_last_batch:  # type: ignore[attr-defined]
             values |= self.off_policy.compute()
             values |= {key: float(mean.compute()) for key, mean in self.head_means.items()}
             self.off_policy.reset()

@@ -79,12 +79,11 @@ def small_run(compose: Callable[..., DictConfig], tmp_path: Path) -> Callable[..
     """Return a composer of runs that take a second or two: a tiny model, one-digit sums, few samples."""
 
     def compose_(*overrides: str, directory: Path | None = None) -> DictConfig:
+        sizes = ["policy.hidden_size=64", "policy.num_layers=2", "policy.num_heads=2"]
         return compose(
             f"directory={directory or tmp_path / 'run'}",
             "engine=transformers",
-            "policy.hidden_size=64",
-            "policy.num_layers=2",
-            "policy.num_heads=2",
+            *([] if "policy=hf" in overrides else sizes),
             "prompts.digits=1",
             "prompts.num_train=40",
             "prompts.num_held_out=8",

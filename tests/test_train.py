@@ -44,7 +44,12 @@ def assert_same_run(a: Path, b: Path) -> None:
 def test_every_objective_trains_and_ends_in_a_summary_a_picture_and_a_model(
     objective: str, small_run: SmallRun, tmp_path: Path
 ) -> None:
-    train(small_run(f"objective={objective}"))
+    demonstrations = ["datamodule=demonstrations", "datamodule.group_size=1", "datamodule.prompts_per_round=32"]
+    half_trained = small_run("objective=supervised", "rounds=8", *demonstrations, directory=tmp_path / "start")
+    half_trained.datamodule.sampling.max_tokens = 8  # "08 8" and its end
+    train(half_trained)
+    start = ["policy=hf", f"policy.path={tmp_path / 'start' / 'model'}", "optimizer.lr=1e-4"]
+    train(small_run(f"objective={objective}", *start, "datamodule.sampling.max_tokens=8"))
     run = tmp_path / "run"
     summary = json.loads((run / "summary.json").read_text())
     assert summary["rounds"] == 3
@@ -55,7 +60,7 @@ def test_every_objective_trains_and_ends_in_a_summary_a_picture_and_a_model(
     assert (run / "learning_curve.png").read_bytes()[:4] == b"\x89PNG"
     AutoTokenizer.from_pretrained(summary["model_dir"])
     model = AutoModelForCausalLM.from_pretrained(summary["model_dir"])
-    initial = load_file(run / "snapshots" / "000002" / "model.safetensors")
+    initial = weights(tmp_path / "start")
     name = "model.embed_tokens.weight"
     assert not torch.equal(model.state_dict()[name], initial[name])
 
@@ -180,6 +185,20 @@ def test_a_run_continues_in_its_own_directory(small_run: SmallRun, tmp_path: Pat
 def test_a_policy_that_is_not_there_is_refused_by_its_key(compose: Callable[..., DictConfig]) -> None:
     with pytest.raises(Exception, match=r"policy\.path: \./nowhere is not a directory"):
         train(compose("engine=transformers", "policy=hf", "policy.path=./nowhere"))
+
+
+def test_a_finished_run_is_not_resumed_without_further_rounds(small_run: SmallRun, tmp_path: Path) -> None:
+    train(small_run("rounds=2"))
+    checkpoint = tmp_path / "run" / "checkpoints" / "last.ckpt"
+    with pytest.raises(ValueError, match="rounds is 2, and 2 are already trained"):
+        train(small_run("rounds=2", f"ckpt_path={checkpoint}"))
+    assert not (tmp_path / "run" / "rollouts" / "round-000002.parquet").exists()
+
+
+def test_a_prompt_that_a_round_meets_twice_is_sampled_anew(small_run: SmallRun, tmp_path: Path) -> None:
+    train(small_run("prompts.num_train=12", "rounds=3"))  # 8 a round: the second crosses into a new permutation
+    rows = [row for row in sampled(tmp_path / "run") if row["round"] == 1]
+    assert len({row["seed"] for row in rows}) == len(rows) > 4 * len({row["prompt_id"] for row in rows})
 
 
 def test_a_run_without_a_verifier_says_which_callback_is_missing(small_run: SmallRun) -> None:

@@ -96,13 +96,20 @@ def last_boxed(text: str) -> str | None:
     return None if best is None else text[best[0] : best[1]]
 
 
+def marked_line(text: str) -> str | None:
+    """Return what stands behind the last `####` with a digit on its line, or None: a headline is no answer."""
+    lines = [part.lstrip().split("\n", 1)[0] for part in text[-MAX_TEXT:].split(MARK)[1:]]
+    return next((line for line in reversed(lines) if any(c.isdigit() for c in line)), None)
+
+
 def answer_text(text: str) -> str:
     r"""Return the part of a completion that states its answer.
 
-    The line after the last `####` wins, then the last `\boxed{}`, then the whole text.
+    The last line that starts its answer with `####` wins, then the last `\boxed{}`, then the whole text.
     """
-    if MARK in text:
-        return text.rpartition(MARK)[2].lstrip().split("\n", 1)[0]
+    marked = marked_line(text)
+    if marked is not None:
+        return marked
     boxed = last_boxed(text)
     return text if boxed is None else boxed
 
@@ -122,7 +129,7 @@ class Number:
         expected = parse_last_number(answer)
         if expected is None:
             raise ValueError(f"the reference answer {answer!r} holds no number; choose another verifier")
-        parse = parse_first_number if MARK in completion else parse_last_number
+        parse = parse_last_number if marked_line(completion) is None else parse_first_number
         found = parse(answer_text(completion))
         if found is None:
             return unparseable("no number")

@@ -27,8 +27,8 @@ class Engine(Protocol):
     ) -> list[Completion]:
         """Return one completion for each (prompt, seed), in order.
 
-        A completion depends on its prompt, its seed and the weights, not on what else is in the list. One
-        that failed comes back with finish reason `error`.
+        A completion depends on its prompt, its seed and the weights; what else is in the list matters only by
+        rounding. One that failed comes back with finish reason `error`.
         """
         ...
 

@@ -70,6 +70,8 @@ class VLLMEngine:
             "enable_chunked_prefill": torch.cuda.is_available(),
             "worker_extension_cls": "datamodules.engines.vllm_worker.ReloadWorker",
         }
+        if torch.cuda.is_available():
+            self.arguments["gpu_memory_utilization"] = 0.01  # must be free at the start; the trainer is there first
         self._llm: Any = None
 
     def load(self, snapshot: Snapshot) -> None:

@@ -53,7 +53,7 @@ class GSM8K:
         return [self._prompt(split, number, record) for number, record in records]
 
     def _records(self, split: str) -> Iterable[tuple[int, Mapping[str, Any]]]:
-        folder = Path(self.path)
+        folder = Path(self.path).expanduser()
         if folder.is_dir():
             return read_json_lines(folder / f"{split}.jsonl")
         if self.path.startswith((".", "/", "~")):

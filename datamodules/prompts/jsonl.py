@@ -77,7 +77,7 @@ class JsonLines:
         self.held_out_fraction = held_out_fraction
 
     def load(self) -> PromptSplit:
-        """Return the file's prompts; the same ones are held out wherever and in whatever order they stand."""
+        """Return the file's prompts; the same ids are held out wherever and in whatever order they stand."""
         prompts = [self._prompt(number, record) for number, record in read_json_lines(self.path)]
         self._check_ids(prompts)
         if len(prompts) < 2:

@@ -110,11 +110,6 @@ def test_each_logged_diagnostic_alarms_beyond_its_limit_only(
     assert after_batch(diagnostics, trainer(**metrics)) == raised
 
 
-def test_stale_diagnostics_between_two_loggings_are_not_looked_at(diagnostics: Diagnostics) -> None:
-    assert after_batch(diagnostics, trainer(global_step=11, sequence_ess=0.0)) == []
-    assert after_batch(diagnostics, trainer(global_step=15, sequence_ess=0.0)) == ["ess"]
-
-
 def test_each_remedy_names_the_config_keys_to_turn(diagnostics: Diagnostics, caplog: pytest.LogCaptureFixture) -> None:
     after_batch(diagnostics, trainer(sequence_ess=0.1, fresh_gap_max=0.75, coefficients_zero_fraction=1.0))
     ess, gap, zero = caplog.messages

@@ -26,14 +26,16 @@ def encoded(*prompts: tuple[int, ...]) -> list[EncodedPrompt]:
     return [EncodedPrompt(Prompt(str(i), (), ""), token_ids) for i, token_ids in enumerate(prompts)]
 
 
-@pytest.mark.parametrize(
-    ("logprobs", "difference"),
-    [((-1.0, -2.5, -0.125), 0.0), ((-1.0, -2.25, -0.125), 0.25), ((-1.0, -2.625, -0.0625), 0.125)],
-)
-def test_an_engine_within_its_tolerance_passes_with_the_largest_difference(
-    logprobs: tuple[float, ...], difference: float
-) -> None:
-    assert check_canary(engine(*logprobs), SNAPSHOT) == difference
+@pytest.mark.parametrize("logprobs", [(-1.0, -2.5, -0.125), (-1.0, -2.25, -0.125), (-1.0, -2.625, -0.0625)])
+def test_an_engine_within_its_tolerance_passes_and_its_answer_is_returned(logprobs: tuple[float, ...]) -> None:
+    assert check_canary(engine(*logprobs), SNAPSHOT) == logprobs
+
+
+def test_an_engine_that_answers_as_before_an_update_is_caught_though_it_is_within_tolerance() -> None:
+    stale = (-1.0, -2.5001, -0.125)
+    assert check_canary(engine(*stale), SNAPSHOT, previous=(-1.0, -2.5002, -0.125)) == stale
+    with pytest.raises(CanaryError, match="exactly as for the one before"):
+        check_canary(engine(*stale), SNAPSHOT, previous=stale)
 
 
 def test_an_engine_with_other_weights_is_named_with_version_both_values_and_the_key() -> None:
@@ -41,7 +43,7 @@ def test_an_engine_with_other_weights_is_named_with_version_both_values_and_the_
         check_canary(engine(-1.0, -2.75, -0.15, tolerance=0.2), SNAPSHOT)
     message = str(caught.value)
     assert message.startswith("engine fake does not hold snapshot 12: probe log-probs differ by up to 2.50e-01")
-    assert "engine.canary_tolerance=0.2" in message
+    assert "canary_tolerance=0.2" in message
     assert "position 1: engine -1.000000, trainer -1.000000" in message
     assert "position 2: engine -2.750000, trainer -2.500000" in message
     assert "position 3: engine -0.150000, trainer -0.125000" in message
