@@ -18,6 +18,7 @@ from tqdm.contrib.logging import logging_redirect_tqdm
 from conf.suggestions import check_choices
 
 log = logging.getLogger("train")
+ALL_THREADS = torch.get_num_threads()
 
 
 def build(cfg: DictConfig) -> tuple[L.Trainer, Any, Any]:
@@ -27,8 +28,7 @@ def build(cfg: DictConfig) -> tuple[L.Trainer, Any, Any]:
     from datamodules.codec import Codec  # heavy imports only once the configuration is known to be sound
 
     disable_progress_bar()  # each snapshot would draw its own
-    if cfg.num_threads is not None:
-        torch.set_num_threads(cfg.num_threads)
+    torch.set_num_threads(cfg.num_threads or ALL_THREADS)
     L.seed_everything(cfg.seed, workers=True, verbose=False)
     module = instantiate(cfg.policy_module)
     policy = module.policy

@@ -28,6 +28,11 @@ def unknown_choice(override: str, conf: Path) -> str | None:
 
 
 def check_choices(arguments: Sequence[str], conf: Path) -> None:
-    """End the program with a message when an argument names an option that does not exist."""
+    """End the program with a message when an argument names an option that does not exist.
+
+    Options from elsewhere (`--config-dir`, a search path) are left to Hydra.
+    """
+    if any(a.startswith(("--config-dir", "-cd", "hydra.searchpath")) for a in arguments):
+        return
     for message in filter(None, (unknown_choice(argument, conf) for argument in arguments)):
         sys.exit(f"error: {message}")

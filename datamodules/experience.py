@@ -80,7 +80,7 @@ class ExperienceDataModule(L.LightningDataModule, ABC):
             raise ValueError(f"datamodule.lag counts rounds back and must be at least 0, got {lag}")
         check_batch_size(batch_size, prompts_per_round * group_size)
         self.source = prompts
-        self.codec = codec
+        self.codec = Codec(codec.tokenizer, codec.stop_token_ids, min(codec.window, engine.window or codec.window))
         self.prompts_per_round = prompts_per_round
         self.group_size = group_size
         self.batch_size = batch_size
@@ -92,7 +92,7 @@ class ExperienceDataModule(L.LightningDataModule, ABC):
         self.directory = Path(directory)
         self.clock = Clock()
         self.snapshots = SnapshotStore(self.directory / "snapshots")
-        self.sampler = Sampler(engine, self.snapshots, codec, sampling, seed, self.clock)
+        self.sampler = Sampler(engine, self.snapshots, self.codec, sampling, seed, self.clock)
         self.train_prompts: list[EncodedPrompt] = []
         self.held_out_prompts: list[EncodedPrompt] = []
         self._is_resumed = False
@@ -172,7 +172,10 @@ class ExperienceDataModule(L.LightningDataModule, ABC):
         self._is_resumed = True
         self.clock.seconds = dict(state_dict["seconds"])
         newest = state_dict["newest"]
-        self.snapshots.adopt(state_dict["snapshots"], range(lagged_version(newest, self.lag), newest + 1))
+        source = Path(state_dict["snapshots"])
+        if not source.is_dir() and self.trainer is not None and self.trainer.ckpt_path:  # the run was moved
+            source = Path(self.trainer.ckpt_path).resolve().parent.parent / "snapshots"
+        self.snapshots.adopt(source, range(lagged_version(newest, self.lag), newest + 1))
 
     def _check_directory(self) -> None:
         """Refuse to start over where another run has left its snapshots: they would pass for this run's.

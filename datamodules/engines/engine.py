@@ -11,6 +11,7 @@ class Engine(Protocol):
     """Samples completions. An engine starts at its first `load` and lives until `close`."""
 
     name: str
+    window: int | None  # longest prompt plus completion where the engine limits it below the model's
     canary_tolerance: float  # largest |engine - trainer| of a probe log-prob that is rounding, not a stale weight
 
     def load(self, snapshot: Snapshot) -> None:

@@ -26,6 +26,7 @@ class TransformersEngine:
     """
 
     name = "transformers"
+    window = None
 
     def __init__(self, max_sequences: int, device: str, dtype: str, canary_tolerance: float) -> None:
         if max_sequences < 1:

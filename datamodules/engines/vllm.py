@@ -53,6 +53,7 @@ class VLLMEngine:
         if kv_cache_mb < 1:
             raise ValueError(f"engine.kv_cache_mb must be at least 1, got {kv_cache_mb}")
         self.canary_tolerance = canary_tolerance
+        self.window = max_model_len
         self.cpu_threads = cpu_threads
         self.arguments: dict[str, Any] = {
             "dtype": dtype,

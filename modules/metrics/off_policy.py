@@ -29,6 +29,8 @@ SUMS = (
     "mass_negative",
     "num_zero",
     "lag",
+    "fresh_gap",
+    "num_fresh_tokens",
 )
 MAXIMA = ("abs_d", "sequence_ratio", "lag", "fresh_gap")
 
@@ -80,6 +82,8 @@ class OffPolicyMetrics(Metric):
             "mass_negative": (-per_token).clamp(min=0.0).sum(),
             "num_zero": (per_token.abs().sum(-1) == 0.0).sum(),
             "lag": lag.sum(),
+            "fresh_gap": (drift.abs().sum(-1) * (lag == 0)).sum(),
+            "num_fresh_tokens": (mask.sum(-1) * (lag == 0)).sum(),
         }
         self.sums += torch.stack([values[name].double() for name in SUMS])
         fresh = drift.abs().amax(-1).double() * (lag == 0)
@@ -107,6 +111,7 @@ class OffPolicyMetrics(Metric):
             "off_policy/sequence_ratio_mean": s["sequence_weight"] / sequences,
             "off_policy/sequence_ratio_max": peak["sequence_ratio"],
             "off_policy/log_ratio_max": peak["abs_d"],
+            "off_policy/fresh_gap_mean": s["fresh_gap"] / max(1.0, s["num_fresh_tokens"]),
             "off_policy/fresh_gap_max": peak["fresh_gap"],
             "coefficients/negative_share": s["mass_negative"] / mass if mass else 0.0,
             "coefficients/zero_fraction": s["num_zero"] / sequences,

@@ -110,5 +110,9 @@ class GRPO(Objective):
         )
         weight = aggregation_weight(mask, self.aggregation, self.horizon)
         coefficients = masked(weight * advantages[:, None] * ratio.detach() * is_alive, mask)
-        metrics = {"clipped_fraction": (~is_alive & mask).sum(-1) / mask.sum(-1).clamp(min=1)}
+        clipped = (~is_alive & mask).sum(-1) / mask.sum(-1).clamp(min=1)
+        metrics = {
+            "clipped_fraction_of_positives": torch.where(advantages > 0.0, clipped, torch.nan),
+            "clipped_fraction_of_negatives": torch.where(advantages < 0.0, clipped, torch.nan),
+        }
         return ObjectiveOutput(masked(weight * loss, mask), coefficients, metrics)

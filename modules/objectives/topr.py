@@ -92,5 +92,8 @@ class TOPR(Objective):
         alpha = taper(logprobs, batch.sampling_logprobs, mask, ratio=self.ratio, low=low, high=high)
         coefficients = alpha * ((rewards - self.baseline) / lengths(mask))[:, None] * mask
         share = (alpha * mask).sum(-1) / lengths(mask)
-        metrics = {"taper_of_negatives": torch.where(is_positive, torch.nan, share)}
+        metrics = {
+            "taper_of_negatives": torch.where(is_positive, torch.nan, share),
+            "tapered_fraction_of_negatives": torch.where(is_positive, torch.nan, (share < 1.0).to(share.dtype)),
+        }
         return ObjectiveOutput(score_function_loss(coefficients, logprobs, mask), coefficients, metrics)

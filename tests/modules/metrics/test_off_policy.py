@@ -42,6 +42,7 @@ def test_each_diagnostic_is_its_closed_form(stale: tuple[Tensor, RolloutBatch]) 
         "off_policy/sequence_ratio_mean": sum(w) / 2,
         "off_policy/sequence_ratio_max": w[1],
         "off_policy/log_ratio_max": 1.0,
+        "off_policy/fresh_gap_mean": 0.0,
         "off_policy/fresh_gap_max": 0.0,
         "coefficients/negative_share": 0.25,
         "coefficients/zero_fraction": 0.0,
@@ -57,7 +58,9 @@ def test_each_diagnostic_is_its_closed_form(stale: tuple[Tensor, RolloutBatch]) 
 def test_fresh_samples_show_the_gap_between_trainer_and_engine(stale: tuple[Tensor, RolloutBatch]) -> None:
     logprobs, batch = stale
     aged = replace(batch, snapshot_step=torch.tensor([3, 10]))  # only the second row is fresh, drift 0.2
-    assert measure(logprobs, aged, torch.ones(2, 2), step=10)["off_policy/fresh_gap_max"] == pytest.approx(0.2)
+    values = measure(logprobs, aged, torch.ones(2, 2), step=10)
+    assert values["off_policy/fresh_gap_max"] == pytest.approx(0.2)
+    assert values["off_policy/fresh_gap_mean"] == pytest.approx(0.2)  # its one token; the stale row is not counted
 
 
 def test_no_drift_is_the_neutral_point(make_batch: Callable[..., Any]) -> None:

@@ -56,13 +56,14 @@ def test_clip_higher_leaves_unlikely_successes_more_room(make_head: Callable[...
     assert weight(make_head("grpo"), make_batch, 1.25, SUCCESS) == 0.0
 
 
-@pytest.mark.parametrize(("scores", "clipped"), [([1.0, 0.0], [2 / 3, 1 / 3])])
-def test_clipped_fraction_counts_tokens_without_gradient(
-    scores: list[float], clipped: list[float], make_head: Callable[..., Objective], make_batch: Any
+def test_clipped_fraction_counts_tokens_without_gradient_by_sign(
+    make_head: Callable[..., Objective], make_batch: Any
 ) -> None:
     drift = torch.tensor([[1.0, 0.0, 1.0], [-1.0, 1.0, 0.0]], dtype=torch.float64)
-    metrics = make_head("grpo")(*make_batch([scores], [[3, 3]], drift=drift)).metrics
-    assert_close(metrics["clipped_fraction"].double(), torch.tensor(clipped).double())
+    metrics = make_head("grpo")(*make_batch([[1.0, 0.0]], [[3, 3]], drift=drift)).metrics
+    positives, negatives = metrics["clipped_fraction_of_positives"], metrics["clipped_fraction_of_negatives"]
+    assert_close(positives.double(), torch.tensor([2 / 3, torch.nan]).double(), equal_nan=True)
+    assert_close(negatives.double(), torch.tensor([torch.nan, 1 / 3]).double(), equal_nan=True)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
