@@ -1,7 +1,6 @@
 """End a run with its result: a table, `summary.json`, a picture of the learning curve, and the model."""
 
 import json
-import logging
 import time
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,6 @@ from rich.table import Table
 from callbacks.held_out_evaluation import HeldOutEvaluation
 from callbacks.learning_curve import draw_learning_curve
 from datamodules.atomic import atomic_directory, atomic_file
-
-log = logging.getLogger(__name__)
 
 
 class RunSummary(Callback):

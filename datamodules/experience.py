@@ -96,6 +96,7 @@ class ExperienceDataModule(L.LightningDataModule, ABC):
         self.train_prompts: list[EncodedPrompt] = []
         self.held_out_prompts: list[EncodedPrompt] = []
         self._is_resumed = False
+        self._order: tuple[int, list[int]] | None = None  # the permutation of the current time through the prompts
         self._round: tuple[int, list[OptimizerStep]] | None = None
 
     @abstractmethod
@@ -198,12 +199,11 @@ class ExperienceDataModule(L.LightningDataModule, ABC):
         return chosen
 
     def _permutation(self, epoch: int) -> list[int]:
-        cached = getattr(self, "_permutation_cache", None)
-        if cached is None or cached[0] != epoch:
+        if self._order is None or self._order[0] != epoch:
             order = list(range(len(self.train_prompts)))
             random.Random(derive_seed(self.seed, "prompts", epoch)).shuffle(order)
-            self._permutation_cache = cached = (epoch, order)
-        return cached[1]
+            self._order = (epoch, order)
+        return self._order[1]
 
     def evaluate(self, version: int, *, samples_per_prompt: int) -> list[Rollout]:
         """Return judged rollouts of a snapshot on the held-out prompts, with the same seeds every time."""

@@ -1,6 +1,5 @@
 """Sample whole groups from a snapshot: load, prove the load, draw, and record where each sample came from."""
 
-import logging
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
@@ -14,8 +13,6 @@ from datamodules.engines.engine import Engine
 from datamodules.seeds import derive_seed
 from datamodules.snapshots import Snapshot, SnapshotStore
 from datamodules.types import Completion, EncodedPrompt, Rollout, Sampling
-
-log = logging.getLogger(__name__)
 
 
 class Sampler:

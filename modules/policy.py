@@ -1,6 +1,5 @@
 """The policy: a Hugging Face causal LM with its tokenizer, asked only for log-probs of sampled tokens."""
 
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +9,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from datamodules.types import Probe, RolloutBatch
 from modules.token_logprobs import token_logprobs
-
-log = logging.getLogger(__name__)
 
 
 class Policy(nn.Module):

@@ -1,6 +1,5 @@
 """The LightningModule: one optimizer step from one batch, whatever the objective."""
 
-import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -16,8 +15,6 @@ from datamodules.types import OptimizerStep, RolloutBatch
 from modules.metrics.off_policy import OffPolicyMetrics
 from modules.objectives.objective import Objective, ObjectiveOutput
 from modules.policy import Policy
-
-log = logging.getLogger(__name__)
 
 
 class PolicyModule(L.LightningModule):

@@ -1,6 +1,5 @@
 """Sample with the transformers library, in this process: no extra install, bit-for-bit repeatable."""
 
-import logging
 import math
 from collections.abc import Sequence
 
@@ -11,8 +10,6 @@ from transformers import AutoModelForCausalLM, DynamicCache, TopKLogitsWarper, T
 
 from datamodules.snapshots import Snapshot
 from datamodules.types import Completion, FinishReason, Probe, Progress, Sampling
-
-log = logging.getLogger(__name__)
 
 
 class TransformersEngine:
