@@ -64,7 +64,7 @@ class Diagnostics(Callback):
             self._alarm(
                 "fresh_gap",
                 f"log-probs of freshly sampled tokens differ by {m['off_policy/fresh_gap_max']:.1e} between trainer "
-                "and engine: use the same dtype for both (engine.dtype, policy.dtype)",
+                f"and engine: {self._gap_remedy(trainer)}",
             )
         if m.get("coefficients/zero_fraction", 0.0) == 1.0:
             self._alarm(
@@ -84,6 +84,12 @@ class Diagnostics(Callback):
                 "the gradient is not zero but no weight changed in a round: optimizer.lr is 0, or too small for the "
                 "policy's dtype (train in float32)",
             )
+
+    @staticmethod
+    def _gap_remedy(trainer: L.Trainer) -> str:
+        if trainer.datamodule.sampler.sampling.is_renormalised:  # type: ignore[attr-defined]
+            return "datamodule.sampling.top_p < 1 or top_k > 0 make the engine's larger, so every ratio is biased"
+        return "use the same dtype for both (engine.dtype, policy.dtype)"
 
     @staticmethod
     def _weights(pl_module: Any) -> tuple[torch.Tensor, ...]:

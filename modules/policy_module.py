@@ -12,6 +12,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torchmetrics import MeanMetric
 
 from datamodules.types import OptimizerStep, RolloutBatch
+from modules.functional import masked
 from modules.metrics.off_policy import OffPolicyMetrics
 from modules.objectives.objective import Objective, ObjectiveOutput
 from modules.policy import Policy
@@ -113,8 +114,9 @@ class PolicyModule(L.LightningModule):
         loss = sum(self.reduce(head, outputs[name], batch) for name, head in self.heads())
         assert isinstance(loss, Tensor)
         self.manual_backward(loss)
-        first = next(iter(outputs.values()))
-        self.off_policy.update(logprobs.detach(), batch, first, self.global_step)
+        coefficients = sum(self.pull(head, outputs[name], batch) for name, head in self.heads())
+        assert isinstance(coefficients, Tensor)
+        self.off_policy.update(logprobs.detach(), batch, coefficients, self.global_step)
         self._update_head_means(outputs)
         return loss.detach()
 
@@ -125,6 +127,12 @@ class PolicyModule(L.LightningModule):
         """
         count = getattr(batch, f"num_{head.normalizer}")
         return head.weight * output.loss.sum() / max(1, count) * self.trainer.world_size
+
+    @staticmethod
+    def pull(head: Objective, output: ObjectiveOutput, batch: RolloutBatch) -> Tensor:
+        """Return how hard a head's share of the step's loss pulls each log-prob up, negative for down, [B, C]."""
+        c = output.coefficients if output.coefficients.dim() == 2 else output.coefficients[:, None]
+        return head.weight / max(1, getattr(batch, f"num_{head.normalizer}")) * masked(c, batch.completion_mask)
 
     def _update_head_means(self, outputs: Mapping[str, ObjectiveOutput]) -> None:
         for name, output in outputs.items():

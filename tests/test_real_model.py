@@ -1,6 +1,7 @@
 """A real pretrained model, offline: SmolLM2-135M-Instruct learns from GSM8K rollouts of the real vLLM."""
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -24,7 +25,11 @@ def test_two_rounds_of_asymre_on_gsm8k_sync_train_and_speak_sanely(
     pytest.importorskip("vllm")
     if not MODEL.is_dir() or not GSM8K.is_dir():
         pytest.skip("needs `make real-model` and GSM8K's files")
-    train(compose("experiment=real_model", f"policy.path={MODEL}", f"prompts.path={GSM8K}"))
+    train(
+        compose(
+            "experiment=real_model", f"policy.path={MODEL}", f"prompts.path={GSM8K}", f"num_threads={os.cpu_count()}"
+        )
+    )
     run = tmp_path / "run"
     metrics = pd.read_csv(run / "csv" / "version_0" / "metrics.csv")
     losses = metrics["train/loss"].dropna()

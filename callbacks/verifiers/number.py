@@ -117,7 +117,8 @@ def answer_text(text: str) -> str:
 class Number:
     """Correct when both numbers are equal as exact fractions.
 
-    After `####` the first number counts, so that words behind it do not replace it; elsewhere the last one.
+    After `####` the first number counts, so that words behind it do not replace it; elsewhere the last one. A percent
+    sign that only one of the two has may be left out: `20%` answers "how many percent" whose reference is `20`.
     """
 
     def __call__(self, completion: str, answer: str) -> Verdict:
@@ -130,7 +131,13 @@ class Number:
         if expected is None:
             raise ValueError(f"the reference answer {answer!r} holds no number; choose another verifier")
         parse = parse_last_number if marked_line(completion) is None else parse_first_number
-        found = parse(answer_text(completion))
+        stated = answer_text(completion)
+        found = parse(stated)
         if found is None:
             return unparseable("no number")
-        return verdict(found == expected, detail=str(found))
+        is_equal = found == expected or parse(_bare(stated)) == parse_last_number(_bare(answer))
+        return verdict(is_equal, detail=str(found))
+
+
+def _bare(text: str) -> str:
+    return text.replace("%", "")

@@ -2,16 +2,17 @@
 
 With d = log policy - log snapshot of a token and S = sum of d over a sequence: k1 = mean -d, k2 = mean d^2/2,
 k3 = mean(e^d - d - 1) estimate the divergence (http://joschu.net/blog/kl-approx.html); the effective sample size is
-(sum w)^2 / (n sum w^2) with w = e^S for sequences and w = e^d for tokens; chi^2 = mean w^2 - 1.
+(sum w)^2 / (n sum w^2) with w = e^S for sequences and w = e^d for tokens; chi^2 = mean w^2 - 1. Quantiles and the lag's
+smallest and largest value are of single sequences: [S, lag] of each is kept until they are computed.
 """
 
 import torch
 from torch import Tensor
 from torchmetrics import Metric
+from torchmetrics.utilities import dim_zero_cat
 
 from datamodules.types import RolloutBatch
 from modules.functional import bounded_exp, log_ratio, masked
-from modules.objectives.objective import ObjectiveOutput
 
 SUMS = (
     "num_sequences",
@@ -32,7 +33,8 @@ SUMS = (
     "fresh_gap",
     "num_fresh_tokens",
 )
-MAXIMA = ("abs_d", "sequence_ratio", "lag", "fresh_gap")
+MAXIMA = ("abs_d", "sequence_ratio", "fresh_gap")
+QUANTILES = (0.05, 0.5, 0.95)
 
 
 class OffPolicyMetrics(Metric):
@@ -41,29 +43,31 @@ class OffPolicyMetrics(Metric):
     full_state_update = False
     sums: Tensor
     maxima: Tensor
+    sequences: list[Tensor]  # each [B, 2]
 
     def __init__(self) -> None:
         super().__init__()
         self.add_state("sums", torch.zeros(len(SUMS), dtype=torch.float64), dist_reduce_fx="sum")
         self.add_state("maxima", torch.zeros(len(MAXIMA), dtype=torch.float64), dist_reduce_fx="max")
+        self.add_state("sequences", [], dist_reduce_fx="cat")
 
     @torch.no_grad()
-    def update(self, logprobs: Tensor, batch: RolloutBatch, output: ObjectiveOutput, global_step: int) -> None:
+    def update(self, logprobs: Tensor, batch: RolloutBatch, coefficients: Tensor, global_step: int) -> None:
         """Add a micro-batch.
 
         Args:
             logprobs: [B, C] under the policy.
             batch: the rollouts.
-            output: of the first head, whose coefficients say who pulls.
+            coefficients: [B] or [B, C], how hard each log-prob is pulled up, negative for down.
             global_step: optimizer steps that the policy has seen.
         """
         mask = batch.completion_mask
         behaviour = logprobs if batch.sampling_logprobs is None else batch.sampling_logprobs
         drift = log_ratio(logprobs, behaviour, mask)
         ratio = masked(bounded_exp(drift), mask)
-        sequence_ratio = bounded_exp(drift.sum(-1)).double()
+        log_sequence_ratio = drift.sum(-1).double()
+        sequence_ratio = bounded_exp(log_sequence_ratio)
         is_negative = (batch.rewards <= 0.5)[:, None] & mask
-        coefficients = output.coefficients
         per_token = coefficients if coefficients.dim() == 2 else coefficients[:, None] * mask
         lag = (global_step - batch.snapshot_step).double()
         values = {
@@ -85,12 +89,12 @@ class OffPolicyMetrics(Metric):
             "fresh_gap": (drift.abs().sum(-1) * (lag == 0)).sum(),
             "num_fresh_tokens": (mask.sum(-1) * (lag == 0)).sum(),
         }
+        self.sequences.append(torch.stack([log_sequence_ratio, lag], dim=1))
         self.sums += torch.stack([values[name].double() for name in SUMS])
         fresh = drift.abs().amax(-1).double() * (lag == 0)
         peaks = {
             "abs_d": drift.abs().max(),
             "sequence_ratio": sequence_ratio.max(),
-            "lag": lag.max(),
             "fresh_gap": fresh.max(),
         }
         self.maxima = torch.maximum(self.maxima, torch.stack([peaks[name].double() for name in MAXIMA]))
@@ -117,7 +121,22 @@ class OffPolicyMetrics(Metric):
             "coefficients/zero_fraction": s["num_zero"] / sequences,
             "logprob_of_negatives": s["negative_logprob"] / max(1.0, s["num_negative_tokens"]),
             "lag_steps_mean": s["lag"] / sequences,
-            "lag_steps_max": peak["lag"],
+            **self._of_sequences(),
+        }
+
+    def lags(self) -> Tensor:
+        """Return optimizer steps between sampling and training of each sequence since the last reset, [N]."""
+        return dim_zero_cat(self.sequences)[:, 1] if self.sequences else self.sums.new_zeros(0)
+
+    def _of_sequences(self) -> dict[str, float]:
+        if not self.sequences:
+            return {}
+        ratio, lag = dim_zero_cat(self.sequences).unbind(1)
+        quantiles = torch.quantile(ratio, ratio.new_tensor(QUANTILES)).tolist()
+        names = [f"off_policy/sequence_log_ratio_p{100 * q:02.0f}" for q in QUANTILES]
+        return dict(zip(names, quantiles, strict=True)) | {
+            "lag_steps_min": float(lag.min()),
+            "lag_steps_max": float(lag.max()),
         }
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from callbacks.diagnostics import Diagnostics
-from datamodules.types import Rollout
+from datamodules.types import Rollout, Sampling
 
 MakeRollout = Callable[..., Rollout]
 TRAINER: Any = None
@@ -22,13 +22,14 @@ def diagnostics(caplog: pytest.LogCaptureFixture) -> Diagnostics:
     return Diagnostics(min_ess=0.3, max_fresh_gap=0.05, max_truncated=0.5)
 
 
-def trainer(global_step: int = 10, log_every_n_steps: int = 5, **metrics: float) -> Any:
+def trainer(global_step: int = 10, log_every_n_steps: int = 5, *, top_p: float = 1.0, **metrics: float) -> Any:
     """Return one that just logged these; `coefficients_zero_fraction` stands for `train/coefficients/zero_fraction`."""
     names = {key: "train/" + key.replace("coefficients_", "coefficients/") for key in metrics}
     names |= {key: "train/off_policy/" + key for key in ("sequence_ess", "fresh_gap_max") if key in metrics}
     return SimpleNamespace(
         global_step=global_step,
         log_every_n_steps=log_every_n_steps,
+        datamodule=SimpleNamespace(sampler=SimpleNamespace(sampling=Sampling(max_tokens=4, top_p=top_p))),
         callback_metrics={names[key]: torch.tensor(value) for key, value in metrics.items()},
     )
 
@@ -145,3 +146,11 @@ def test_a_policy_whose_first_layers_are_frozen_is_watched_at_those_that_train(
         pl_module.policy[num_frozen].weight += 1e-3
     diagnostics.on_train_epoch_end(trainer(grad_norm=0.5), pl_module)
     assert diagnostics.raised == []
+
+
+@pytest.mark.parametrize(("top_p", "remedy"), [(1.0, "use the same dtype for both"), (0.9, "top_p < 1 or top_k > 0")])
+def test_the_gap_alarm_names_what_can_cause_it(
+    diagnostics: Diagnostics, caplog: pytest.LogCaptureFixture, top_p: float, remedy: str
+) -> None:
+    after_batch(diagnostics, trainer(fresh_gap_max=0.5, top_p=top_p))
+    assert remedy in caplog.messages[0]

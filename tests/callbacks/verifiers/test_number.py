@@ -159,6 +159,23 @@ def test_latex_fractions_are_exact(text: str, value: Fraction) -> None:
     assert parse_last_number(text) == value
 
 
+@pytest.mark.parametrize(
+    ("completion", "answer", "status"),
+    [
+        ("20%", "20", "correct"),
+        ("#### 20%", "20", "correct"),
+        ("\\boxed{20\\%}", "20", "correct"),
+        ("20", "20%", "correct"),
+        ("0.2", "20%", "correct"),
+        ("20%", "21", "incorrect"),
+        ("20%", "2000", "incorrect"),
+        ("0.2", "20", "incorrect"),
+    ],
+)
+def test_a_percent_sign_may_be_left_out_on_one_side(completion: str, answer: str, status: str) -> None:
+    assert Number()(completion, answer).status == status
+
+
 def test_equality_is_exact_not_within_a_float() -> None:
     assert Number()("0.3333333333333333", "1/3").status == "incorrect"
     assert Number()("10000000000000001", "10000000000000000").status == "incorrect"

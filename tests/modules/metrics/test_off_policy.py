@@ -11,7 +11,6 @@ from torch import Tensor
 
 from datamodules.types import RolloutBatch
 from modules.metrics.off_policy import OffPolicyMetrics
-from modules.objectives.objective import ObjectiveOutput
 
 DRIFT = torch.tensor([[0.5, -1.0], [0.2, 9.0]], dtype=torch.float64)  # 9 stands behind the completion
 D = [0.5, -1.0, 0.2]
@@ -20,7 +19,7 @@ S = [-0.5, 0.2]
 
 def measure(logprobs: Tensor, batch: RolloutBatch, coefficients: Tensor, *, step: int = 0) -> dict[str, float]:
     metrics = OffPolicyMetrics()
-    metrics.update(logprobs, batch, ObjectiveOutput(coefficients, coefficients), step)
+    metrics.update(logprobs, batch, coefficients, step)
     return metrics.compute()
 
 
@@ -48,7 +47,11 @@ def test_each_diagnostic_is_its_closed_form(stale: tuple[Tensor, RolloutBatch]) 
         "coefficients/zero_fraction": 0.0,
         "logprob_of_negatives": float(logprobs[1, 0]),
         "lag_steps_mean": 5.0,
+        "lag_steps_min": 3.0,
         "lag_steps_max": 7.0,
+        "off_policy/sequence_log_ratio_p05": -0.5 + 0.05 * 0.7,  # between the two sequences
+        "off_policy/sequence_log_ratio_p50": -0.15,
+        "off_policy/sequence_log_ratio_p95": 0.2 - 0.05 * 0.7,
     }
     aged = replace(batch, snapshot_step=torch.tensor([3, 7]))
     coefficients = torch.tensor([[1.0, 0.5], [-0.5, 0.0]], dtype=torch.float64)
@@ -85,7 +88,7 @@ def test_any_split_into_micro_batches_gives_the_same(size: int, make_batch: Call
     for rows in torch.arange(6).split(size):
         tensors = {name: getattr(batch, name) for name in batch.__slots__}
         part = replace(batch, **{k: v[rows] for k, v in tensors.items() if isinstance(v, Tensor)})
-        metrics.update(logprobs[rows], part, ObjectiveOutput(coefficients[rows], coefficients[rows]), 4)
+        metrics.update(logprobs[rows], part, coefficients[rows], 4)
     assert metrics.compute() == pytest.approx(measure(logprobs, batch, coefficients, step=4), rel=1e-9)
 
 
@@ -125,8 +128,8 @@ def test_demonstrations_have_no_ratio_but_still_a_pull(stale: tuple[Tensor, Roll
 
 def test_reset_forgets_the_steps_before(stale: tuple[Tensor, RolloutBatch], make_batch: Callable[..., Any]) -> None:
     metrics = OffPolicyMetrics()
-    metrics.update(*stale, ObjectiveOutput(torch.ones(2), torch.ones(2)), 50)
+    metrics.update(*stale, torch.ones(2), 50)
     metrics.reset()
     fresh = make_batch([[1.0]], [[2]], drift=0.1)
-    metrics.update(*fresh, ObjectiveOutput(torch.ones(1), torch.ones(1)), 0)
+    metrics.update(*fresh, torch.ones(1), 0)
     assert metrics.compute() == pytest.approx(measure(*fresh, torch.ones(1)))

@@ -83,3 +83,4 @@ def test_heads_weigh_in_by_their_weight(
     head.weight = 2.5
     assert_close(gradient(head, logprobs, batch), 2.5 * single)
     assert torch.count_nonzero(single) > 0
+    assert_close(PolicyModule.pull(head, head(logprobs, batch), batch), -2.5 * single)
