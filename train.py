@@ -5,7 +5,6 @@ import shutil
 import signal
 import sys
 from pathlib import Path
-from typing import Any
 
 import hydra
 import lightning as L
@@ -15,39 +14,28 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from tqdm.contrib.logging import logging_redirect_tqdm
 
-from conf.suggestions import check_choices
+from conf.suggestions import check_choices, check_keys
 
 log = logging.getLogger("train")
 ALL_THREADS = torch.get_num_threads()
 
 
-def build(cfg: DictConfig) -> tuple[L.Trainer, Any, Any]:
-    """Return trainer, policy module and DataModule of a run."""
-    from transformers.utils.logging import disable_progress_bar
-
-    from datamodules.codec import Codec  # heavy imports only once the configuration is known to be sound
-
-    disable_progress_bar()  # each snapshot would draw its own
+def train(cfg: DictConfig) -> float:
+    """Run one experiment and return its last held-out accuracy, NaN when none was measured."""
+    callbacks = [instantiate(node) for node in cfg.callbacks.values()]
+    loggers = [instantiate(node) for node in cfg.logger.values()]
+    trainer = instantiate(cfg.trainer, callbacks=callbacks, logger=loggers)
+    data = instantiate(cfg.datamodule)
+    instantiate(cfg.objective)  # what can be refused is refused before a warm start or a large model is paid for
+    if cfg.get("warm_start"):
+        warm_start(cfg.warm_start)
     torch.set_num_threads(cfg.num_threads or ALL_THREADS)
     L.seed_everything(cfg.seed, workers=True, verbose=False)
     module = instantiate(cfg.policy_module)
-    policy = module.policy
-    codec = Codec(policy.tokenizer, policy.stop_token_ids, policy.window)
-    data = instantiate(cfg.datamodule, codec=codec)
-    callbacks = [instantiate(node) for node in cfg.callbacks.values()]
-    loggers = [instantiate(node) for node in cfg.logger.values()]
-    return instantiate(cfg.trainer, callbacks=callbacks, logger=loggers), module, data
-
-
-def train(cfg: DictConfig) -> float:
-    """Run one experiment and return its last held-out accuracy, NaN when none was measured."""
-    if cfg.get("warm_start"):
-        warm_start(cfg.warm_start)
-    Path(cfg.directory).mkdir(parents=True, exist_ok=True)
-    if cfg.ckpt_path or not Path(cfg.directory, "config.yaml").exists():  # a run that is refused leaves no trace
-        OmegaConf.save(cfg, Path(cfg.directory, "config.yaml"), resolve=True)
-    trainer, module, data = build(cfg)
+    data.use(module.policy)
     try:
+        data.claim_directory(is_resumed=cfg.ckpt_path is not None)
+        OmegaConf.save(cfg, Path(cfg.directory, "config.yaml"), resolve=True)
         with logging_redirect_tqdm():  # log lines above the progress bars, not through them
             trainer.fit(module, datamodule=data, ckpt_path=cfg.ckpt_path, weights_only=False)
     finally:
@@ -60,17 +48,19 @@ def train(cfg: DictConfig) -> float:
 def warm_start(cfg: DictConfig) -> None:
     """Make the starting policy by a run of its own, unless its directory holds the result of the same config."""
     directory = Path(cfg.directory)
+    started, done = directory / "warm_start.yaml", directory / "done.yaml"
     wanted = OmegaConf.to_yaml(cfg, resolve=True)
     directory.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{directory}.lock"):
-        done = directory / "done.yaml"
         if done.is_file() and done.read_text() == wanted:
             log.info("warm start: taken from %s", directory)
             return
         log.info("warm start: training %s", directory)
-        if directory.exists() and not (directory / "config.yaml").is_file():
-            raise ValueError(f"warm_start.directory: {directory} is not a warm start's; choose another")
+        if directory.exists() and not started.is_file():
+            raise ValueError(f"warm_start.directory: {directory} was not made by a warm start; choose another")
         shutil.rmtree(directory, ignore_errors=True)  # of another config, or unfinished
+        directory.mkdir()
+        started.write_text(wanted)
         accuracy = train(cfg)
         if not accuracy >= cfg.callbacks.stop.stopping_threshold:
             raise RuntimeError(f"the warm start ended at accuracy {accuracy}, short of its stopping_threshold")
@@ -80,6 +70,7 @@ def warm_start(cfg: DictConfig) -> None:
 @hydra.main(version_base="1.3", config_path="conf", config_name="train")
 def main(cfg: DictConfig) -> float:
     """Run one job of Hydra's."""
+    check_keys(OmegaConf.to_container(cfg), Path(__file__).parent / "conf")
     return train(cfg)
 
 

@@ -21,19 +21,23 @@ class Diagnostics(Callback):
         min_ess: smallest healthy share of the sequence effective sample size, in (0, 1).
         max_fresh_gap: largest healthy |log policy - log engine| of a token that the current weights sampled.
         max_truncated: largest healthy share of truncated completions while rewards do not differ.
+        max_clipped: largest healthy share of clipped tokens, of positives or of negatives.
     """
 
-    def __init__(self, min_ess: float, max_fresh_gap: float, max_truncated: float) -> None:
+    def __init__(self, min_ess: float, max_fresh_gap: float, max_truncated: float, max_clipped: float) -> None:
         self.min_ess = min_ess
         self.max_fresh_gap = max_fresh_gap
         self.max_truncated = max_truncated
+        self.max_clipped = max_clipped
         self.raised: list[str] = []
         self._before: tuple[torch.Tensor, ...] | None = None
 
     def on_round_collected(self, trainer: L.Trainer, rollouts: Sequence[Rollout]) -> None:
         """Look at a judged round before it is trained."""
         metrics = rollout_metrics(rollouts)
-        if metrics["rollout/truncated_fraction"] > self.max_truncated and not metrics["rollout/groups_informative"]:
+        is_single = len({r.group_id for r in rollouts}) == len(rollouts)
+        spread = len({r.reward for r in rollouts}) > 1 if is_single else metrics["rollout/groups_informative"]
+        if metrics["rollout/truncated_fraction"] > self.max_truncated and not spread:
             self._alarm(
                 "truncated",
                 f"{metrics['rollout/truncated_fraction']:.0%} of the completions were cut at "
@@ -66,6 +70,13 @@ class Diagnostics(Callback):
                 f"log-probs of freshly sampled tokens differ by {m['off_policy/fresh_gap_max']:.1e} between trainer "
                 f"and engine: {self._gap_remedy(trainer)}",
             )
+        clipped = [k for k, v in m.items() if "clipped_fraction" in k and v > self.max_clipped]
+        if clipped:
+            self._alarm(
+                "clipped",
+                f"most tokens are clipped and have no gradient ({', '.join(clipped)}): lower datamodule.lag, the steps "
+                "a round, or optimizer.lr",
+            )
         if m.get("coefficients/zero_fraction", 0.0) == 1.0:
             self._alarm(
                 "zero",
@@ -87,9 +98,9 @@ class Diagnostics(Callback):
 
     @staticmethod
     def _gap_remedy(trainer: L.Trainer) -> str:
-        if trainer.datamodule.sampler.sampling.is_renormalised:  # type: ignore[attr-defined]
+        if trainer.datamodule.sampling.is_renormalised:  # type: ignore[attr-defined]
             return "datamodule.sampling.top_p < 1 or top_k > 0 make the engine's larger, so every ratio is biased"
-        return "use the same dtype for both (engine.dtype, policy.dtype)"
+        return "use the same dtype for both (policy.dtype and engine.dtype, with engine=auto engine.vllm.dtype)"
 
     @staticmethod
     def _weights(pl_module: Any) -> tuple[torch.Tensor, ...]:

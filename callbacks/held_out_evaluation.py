@@ -41,12 +41,14 @@ class HeldOutEvaluation(Callback):
         """Evaluate the weights that were just published."""
         version = trainer.current_epoch + 1
         if version % self.every_n_rounds == 0 or version == trainer.max_epochs:
-            pl_module.log("eval/accuracy", self._evaluate(trainer, version), prog_bar=True)
+            accuracy = self._evaluate(trainer, version)
+            pl_module.log("eval/accuracy", accuracy, prog_bar=True, logger=False)  # for checkpoints and the bar
+            for logger in trainer.loggers:  # now, not after the checkpoint: what a checkpoint follows is on record
+                logger.log_metrics({"eval/accuracy": accuracy}, step=trainer.global_step)
 
     def _evaluate(self, trainer: L.Trainer, version: int) -> float:
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
-        if version not in data.snapshots:
-            data.call_hooks("on_snapshot_missing", version)
+        data.ensure_snapshot(version)
         with data.clock.measure("evaluation"):
             rollouts = data.evaluate(version, samples_per_prompt=self.samples_per_prompt)
         scores = [r.reward for r in rollouts if r.reward is not None]

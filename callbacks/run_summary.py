@@ -62,7 +62,7 @@ class RunSummary(Callback):
         rewards = [self.rewards[r] for r in sorted(self.rewards)]
         return {
             "objective": "+".join(name for name, _ in pl_module.heads()),
-            "engine": data.sampler.engine.name,
+            "engine": data.engine.name,
             "lag": data.lag,
             "rounds": trainer.current_epoch,
             "optimizer_steps": trainer.global_step,

@@ -4,6 +4,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 import lightning as L
 from lightning.pytorch.callbacks import Callback
@@ -26,6 +27,25 @@ class VerifierScoring(Callback):
 
     def __init__(self, verifier: Verifier) -> None:
         self.verifier = verifier
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Have the verifier look at every reference before anything is sampled.
+
+        Raises:
+            ValueError: it cannot compare with some of them.
+        """
+        data: Any = trainer.datamodule  # type: ignore[attr-defined]
+        faults: list[str] = []
+        for encoded in (*data.train_prompts, *data.held_out_prompts):
+            try:
+                self.verifier.check_answer(encoded.prompt.answer)
+            except ValueError as error:
+                faults.append(f"{encoded.prompt.id}: {error}")
+        if faults:
+            raise ValueError(
+                f"verifier: {type(self.verifier).__name__} cannot judge {len(faults)} of the prompts: "
+                f"{'; '.join(faults[:3])}. Choose another verifier, or mend the answers"
+            )
 
     def on_rollouts(self, trainer: L.Trainer, rollouts: Sequence[Rollout]) -> list[Rollout]:
         """Return the rollouts with verdicts, in the same order."""

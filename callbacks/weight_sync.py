@@ -20,6 +20,20 @@ class WeightSync(Callback):
     a snapshot that is not yet on disk. The initial weights are published when the DataModule first asks for them.
     """
 
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Check that a checkpoint's name tells its round, so that its snapshots are kept.
+
+        Raises:
+            ValueError: a name does not.
+        """
+        for callback in trainer.checkpoint_callbacks:
+            name = getattr(callback, "filename", None)
+            if name is not None and not name.endswith("{epoch:06d}"):
+                raise ValueError(
+                    f"callbacks.checkpoint_*.filename must end in '{{epoch:06d}}', which tells whose snapshots to "
+                    f"keep, got {name!r}"
+                )
+
     def on_snapshot_missing(self, trainer: L.Trainer, version: int) -> None:
         """Publish the weights as they are before the first update."""
         self._publish(trainer, version)
@@ -50,9 +64,6 @@ class WeightSync(Callback):
     @staticmethod
     def _checkpointed(trainer: L.Trainer) -> set[int]:
         """Return the newest snapshot that each kept checkpoint resumes from: one after its finished round."""
-        paths: set[str] = set()
-        for callback in trainer.checkpoint_callbacks:
-            if isinstance(callback, ModelCheckpoint):
-                paths |= {*callback.best_k_models, callback.best_model_path, callback.last_model_path}
-        names = [ROUND_IN_NAME.search(Path(path).resolve().name) for path in paths if path]
+        directories = {c.dirpath for c in trainer.checkpoint_callbacks if isinstance(c, ModelCheckpoint) and c.dirpath}
+        names = [ROUND_IN_NAME.search(path.name) for d in directories for path in Path(d).glob("*.ckpt")]
         return {int(match[1]) + 1 for match in names if match}

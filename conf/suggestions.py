@@ -1,9 +1,11 @@
 """Catch a mistyped option before Hydra does, and say which was meant."""
 
 import difflib
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 
 def unknown_choice(override: str, conf: Path) -> str | None:
@@ -36,3 +38,28 @@ def check_choices(arguments: Sequence[str], conf: Path) -> None:
         return
     for message in filter(None, (unknown_choice(argument, conf) for argument in arguments)):
         sys.exit(f"error: {message}")
+
+
+def check_keys(cfg: Mapping[str, Any], conf: Path) -> None:
+    """Refuse keys that nothing reads: Hydra checks those of the command line, but not those of an experiment file.
+
+    Args:
+        cfg: the composed configuration as plain containers.
+        conf: the configuration directory.
+
+    Raises:
+        ValueError: naming the key and the nearest one that exists.
+    """
+    root = {line.partition(":")[0] for line in (conf / "train.yaml").read_text().splitlines() if ":" in line[:40]}
+    groups = {path.name for path in conf.iterdir() if path.is_dir()}
+    _check_known("", set(cfg), {key for key in root if key.isidentifier()} | groups)
+    read = "".join(path.read_text() for path in sorted((conf / "objective").glob("*.yaml")))
+    tuned = {f"{head}.{key}" for head, values in cfg["tuning"].items() for key in values}
+    _check_known("tuning.", tuned, set(re.findall(r"oc\.select:tuning\.([\w.]+)", read)))
+
+
+def _check_known(prefix: str, keys: set[str], known: set[str]) -> None:
+    for key in sorted(keys - known):
+        close = difflib.get_close_matches(key, sorted(known), n=1)
+        hint = f"did you mean {prefix}{close[0]}?" if close else f"there are: {', '.join(sorted(known))}"
+        raise ValueError(f"{prefix}{key} is not a key of the configuration; {hint}")

@@ -1,7 +1,11 @@
 """Worked examples as experience: supervised learning by the same loop as reinforcement learning."""
 
+import logging
+
 from datamodules.experience import ExperienceDataModule
 from datamodules.types import EncodedPrompt, Rollout, Verdict
+
+log = logging.getLogger(__name__)
 
 
 class DemonstrationDataModule(ExperienceDataModule):
@@ -27,10 +31,24 @@ class DemonstrationDataModule(ExperienceDataModule):
                 "choose prompts with worked solutions for datamodule=demonstrations"
             )
 
+        room = self.codec.window
+        fitting = [e for e in self.train_prompts if len(e.token_ids) + len(self._completion(e)) <= room]
+        if len(fitting) < len(self.train_prompts):
+            log.warning(
+                "left out %d of %d demonstrations that do not fit the window of %d tokens with their prompt",
+                len(self.train_prompts) - len(fitting), len(self.train_prompts), room,
+            )  # fmt: skip
+        if len(fitting) < self.prompts_per_round:
+            raise ValueError(
+                f"datamodule.prompts_per_round is {self.prompts_per_round}, but only {len(fitting)} demonstrations fit "
+                f"the policy's window of {room} tokens; lower it or give more or shorter ones"
+            )
+        self.train_prompts = fitting
+
+    def _completion(self, encoded: EncodedPrompt) -> tuple[int, ...]:
+        return self.codec.encode_completion(encoded.prompt.demonstration or "")
+
     def _rollout(self, round_: int, group_id: int, encoded: EncodedPrompt) -> Rollout:
-        text = encoded.prompt.demonstration or ""
-        whole = self.codec.encode_completion(text)
-        fitting = whole[: self.codec.window - len(encoded.token_ids)]
         return Rollout(
             prompt_id=encoded.prompt.id,
             group_id=group_id,
@@ -38,11 +56,11 @@ class DemonstrationDataModule(ExperienceDataModule):
             prompt_text=encoded.prompt.messages[-1]["content"],
             answer=encoded.prompt.answer,
             prompt_ids=encoded.token_ids,
-            completion_ids=fitting,
+            completion_ids=self._completion(encoded),
             sampling_logprobs=None,
-            text=text,
-            finish_reason="stop" if fitting == whole else "length",
-            temperature=self.sampler.sampling.temperature,
+            text=encoded.prompt.demonstration or "",
+            finish_reason="stop",
+            temperature=self.sampling.temperature,
             seed=0,
             round=round_,
             snapshot=round_,

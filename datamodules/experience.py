@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import lightning as L
+from filelock import FileLock, Timeout
 from torch.utils.data import DataLoader
 
+from datamodules.atomic import remove_unfinished
 from datamodules.canary import make_probe
 from datamodules.clock import Clock
 from datamodules.codec import Codec
@@ -34,7 +36,6 @@ class ExperienceDataModule(L.LightningDataModule, ABC):
 
     Args:
         prompts: source of training and held-out prompts.
-        codec: the policy's tokenizer, given by the run.
         engine: samples completions.
         sampling: how completions are drawn.
         directory: of the run; snapshots and rollouts go below it.
@@ -47,6 +48,8 @@ class ExperienceDataModule(L.LightningDataModule, ABC):
         seed: the run's seed.
     """
 
+    sampler: Sampler
+    codec: Codec
     provides: ClassVar[frozenset[str]] = frozenset()  # optional batch tensors that this source fills
     steps_per_round: int
 
@@ -54,7 +57,6 @@ class ExperienceDataModule(L.LightningDataModule, ABC):
         self,
         *,
         prompts: PromptSource,
-        codec: Codec,
         engine: Engine,
         sampling: Sampling,
         directory: str,
@@ -80,7 +82,8 @@ class ExperienceDataModule(L.LightningDataModule, ABC):
             raise ValueError(f"datamodule.lag counts rounds back and must be at least 0, got {lag}")
         check_batch_size(batch_size, prompts_per_round * group_size)
         self.source = prompts
-        self.codec = Codec(codec.tokenizer, codec.stop_token_ids, min(codec.window, engine.window or codec.window))
+        self.engine = engine
+        self.sampling = sampling
         self.prompts_per_round = prompts_per_round
         self.group_size = group_size
         self.batch_size = batch_size
@@ -92,10 +95,9 @@ class ExperienceDataModule(L.LightningDataModule, ABC):
         self.directory = Path(directory)
         self.clock = Clock()
         self.snapshots = SnapshotStore(self.directory / "snapshots")
-        self.sampler = Sampler(engine, self.snapshots, self.codec, sampling, seed, self.clock)
         self.train_prompts: list[EncodedPrompt] = []
         self.held_out_prompts: list[EncodedPrompt] = []
-        self._is_resumed = False
+        self._lock = FileLock(self.directory / ".lock")
         self._order: tuple[int, list[int]] | None = None  # the permutation of the current time through the prompts
         self._round: tuple[int, list[OptimizerStep]] | None = None
 
@@ -103,10 +105,38 @@ class ExperienceDataModule(L.LightningDataModule, ABC):
     def collect(self, round_: int) -> list[Rollout]:
         """Return a round's judged rollouts."""
 
+    def use(self, policy: Any) -> None:
+        """Take over the policy's tokenizer and window."""
+        window = min(policy.window, self.engine.window or policy.window)
+        self.codec = Codec(policy.tokenizer, policy.stop_token_ids, window)
+        self.sampler = Sampler(self.engine, self.snapshots, self.codec, self.sampling, self.seed, self.clock)
+
+    def claim_directory(self, *, is_resumed: bool) -> None:
+        """Take the run's directory for this run alone, and clear what a killed writer left in it.
+
+        Args:
+            is_resumed: the run continues from a checkpoint.
+
+        Raises:
+            ValueError: another run is at work there, or has left its snapshots, which would pass for this run's.
+        """
+        self.directory.mkdir(parents=True, exist_ok=True)
+        try:
+            self._lock.acquire(timeout=0)
+        except Timeout as error:
+            raise ValueError(f"directory: another run is at work in {self.directory}; choose another") from error
+        if not is_resumed and self.snapshots.versions():
+            raise ValueError(
+                f"directory: {self.directory} already holds a run; choose another (hydra.run.dir), delete it, "
+                f"or continue it with ckpt_path={self.directory}/checkpoints/last.ckpt"
+            )
+        for directory in (self.directory, self.snapshots.directory, self.directory / "rollouts"):
+            remove_unfinished(directory)
+
     @property
     def probe(self) -> Probe:
         """Tokens on which trainer and engine must agree after each sync."""
-        return make_probe(self.train_prompts, self.codec.window, self.sampler.sampling.temperature)
+        return make_probe(self.train_prompts, self.codec.window, self.sampling.temperature)
 
     def setup(self, stage: str) -> None:
         """Load and encode the prompts once.
@@ -123,7 +153,7 @@ class ExperienceDataModule(L.LightningDataModule, ABC):
             return
         split = self.source.load()
         encode = self.codec.encode_fitting
-        max_tokens = self.sampler.sampling.max_tokens
+        max_tokens = self.sampling.max_tokens
         self.train_prompts = encode(split.train, max_tokens=max_tokens, name="train")
         self.held_out_prompts = encode(split.held_out, max_tokens=max_tokens, name="held-out")
         if self.prompts_per_round > len(self.train_prompts):
@@ -142,8 +172,6 @@ class ExperienceDataModule(L.LightningDataModule, ABC):
             raise ValueError(
                 f"rounds is {self.trainer.max_epochs}, and {round_} are already trained; set rounds higher to go on"
             )
-        if self._round is None:
-            self._check_directory()
         if self._round is None or self._round[0] != round_:
             rollouts = self.collect(round_)
             self.call_hooks("on_round_collected", rollouts)
@@ -170,7 +198,6 @@ class ExperienceDataModule(L.LightningDataModule, ABC):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over the snapshots that the next rounds need from the run that wrote the checkpoint."""
-        self._is_resumed = True
         self.clock.seconds = dict(state_dict["seconds"])
         newest = state_dict["newest"]
         source = Path(state_dict["snapshots"])
@@ -178,17 +205,16 @@ class ExperienceDataModule(L.LightningDataModule, ABC):
             source = Path(self.trainer.ckpt_path).resolve().parent.parent / "snapshots"
         self.snapshots.adopt(source, range(lagged_version(newest, self.lag), newest + 1))
 
-    def _check_directory(self) -> None:
-        """Refuse to start over where another run has left its snapshots: they would pass for this run's.
+    def ensure_snapshot(self, version: int) -> None:
+        """Have the weights published that a round or an evaluation is about to sample from.
 
         Raises:
-            ValueError: naming the directory and the remedies.
+            RuntimeError: no callback publishes.
         """
-        if not self._is_resumed and self.snapshots.versions():
-            raise ValueError(
-                f"directory: {self.directory} already holds a run; choose another (hydra.run.dir), delete it, "
-                f"or continue it with ckpt_path={self.directory}/checkpoints/last.ckpt"
-            )
+        if version not in self.snapshots:
+            self.call_hooks("on_snapshot_missing", version)
+        if version not in self.snapshots:
+            raise RuntimeError(f"snapshot {version} is missing and no callback published it: add callbacks.weight_sync")
 
     def round_prompts(self, round_: int) -> list[EncodedPrompt]:
         """Return a round's prompts: a walk through a fresh permutation for each time through the data."""
@@ -239,5 +265,6 @@ class ExperienceDataModule(L.LightningDataModule, ABC):
         return [getattr(callback, name) for callback in self.trainer.callbacks if hasattr(callback, name)]  # type: ignore[attr-defined]
 
     def close(self) -> None:
-        """End the engine; the run calls this on success, error and interrupt alike."""
-        self.sampler.close()
+        """End the engine and free the directory; the run calls this on success, error and interrupt alike."""
+        self.engine.close()
+        self._lock.release()

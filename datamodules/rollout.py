@@ -24,8 +24,7 @@ class RolloutDataModule(ExperienceDataModule):
     def collect(self, round_: int) -> list[Rollout]:
         """Sample a round from its lagged snapshot, have it judged, and store it as Parquet."""
         version = lagged_version(round_, self.lag)
-        if version == 0 and 0 not in self.snapshots:
-            self.call_hooks("on_snapshot_missing", 0)
+        self.ensure_snapshot(version)
         rollouts = self.sampler.sample(
             self.round_prompts(round_),
             group_size=self.group_size,

@@ -106,8 +106,3 @@ class Sampler:
             snapshot_step=snapshot.step,
             failure=completion.failure,
         )
-
-    def close(self) -> None:
-        """End the engine."""
-        self._loaded = None
-        self.engine.close()

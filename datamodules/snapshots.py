@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from datamodules.atomic import PREFIX, atomic_directory, remove_unfinished
+from datamodules.atomic import PREFIX, atomic_directory
 from datamodules.types import Probe
 
 log = logging.getLogger(__name__)
@@ -37,8 +37,6 @@ class SnapshotStore:
 
     def __init__(self, directory: Path | str) -> None:
         self.directory = Path(directory).absolute()
-        self.directory.mkdir(parents=True, exist_ok=True)
-        remove_unfinished(self.directory)
 
     def path(self, version: int) -> Path:
         """Return where a version is, whether or not it is there yet."""

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from datamodules.atomic import atomic_file, remove_unfinished
+from datamodules.atomic import atomic_file
 from datamodules.types import Rollout, Verdict
 
 SCHEMA = pa.schema(
@@ -43,8 +43,6 @@ class RolloutStore:
 
     def __init__(self, directory: Path | str) -> None:
         self.directory = Path(directory)
-        self.directory.mkdir(parents=True, exist_ok=True)
-        remove_unfinished(self.directory)
 
     def path(self, round_: int) -> Path:
         """Return where a round is, whether or not it is there yet."""

@@ -9,7 +9,7 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
-from torchmetrics import MeanMetric
+from torchmetrics import MaxMetric, MeanMetric
 
 from datamodules.types import OptimizerStep, RolloutBatch
 from modules.functional import masked
@@ -53,14 +53,20 @@ class PolicyModule(L.LightningModule):
         self.make_scheduler = scheduler
         self.max_grad_norm = float("inf") if max_grad_norm is None else max_grad_norm
         self.off_policy = OffPolicyMetrics()
-        self.head_means: dict[str, MeanMetric] = {}
+        self.head_metrics: dict[str, MeanMetric | MaxMetric] = {}
+        self._steps: list[tuple[float, float]] = []  # loss and gradient norm since they were last logged
 
     def setup(self, stage: str) -> None:
         """Check that the run provides what the heads need.
 
         Raises:
-            ValueError: a tensor, siblings, or unbiased log-probs are missing.
+            ValueError: a tensor, siblings, or unbiased log-probs are missing, or the precision hides them.
         """
+        if self.trainer.precision != "32-true":
+            raise ValueError(
+                f"trainer.precision must be 32-true, got {self.trainer.precision}: under autocast the log-probs that "
+                "train are not those that the sync canary checks; use policy.dtype=bfloat16 instead"
+            )
         data: Any = self.trainer.datamodule  # type: ignore[attr-defined]
         for name, head in self.heads():
             missing = head.requires - data.provides
@@ -74,7 +80,7 @@ class PolicyModule(L.LightningModule):
                     f"datamodule.group_size must be at least 2 for objective {name!r} (it compares siblings), "
                     f"got {data.group_size}"
                 )
-            if "sampling_logprobs" in head.requires and data.sampler.sampling.is_renormalised:
+            if "sampling_logprobs" in head.requires and data.sampling.is_renormalised:
                 raise ValueError(
                     f"objective {name!r} uses the engine's log-probs, but datamodule.sampling.top_p < 1 or top_k > 0 "
                     "renormalises them inside the engine only, which biases every ratio; set top_p: 1.0 and top_k: 0"
@@ -117,7 +123,7 @@ class PolicyModule(L.LightningModule):
         coefficients = sum(self.pull(head, outputs[name], batch) for name, head in self.heads())
         assert isinstance(coefficients, Tensor)
         self.off_policy.update(logprobs.detach(), batch, coefficients, self.global_step)
-        self._update_head_means(outputs)
+        self._update_head_metrics(outputs)
         return loss.detach()
 
     def reduce(self, head: Objective, output: ObjectiveOutput, batch: RolloutBatch) -> Tensor:
@@ -134,19 +140,27 @@ class PolicyModule(L.LightningModule):
         c = output.coefficients if output.coefficients.dim() == 2 else output.coefficients[:, None]
         return head.weight / max(1, getattr(batch, f"num_{head.normalizer}")) * masked(c, batch.completion_mask)
 
-    def _update_head_means(self, outputs: Mapping[str, ObjectiveOutput]) -> None:
+    def _update_head_metrics(self, outputs: Mapping[str, ObjectiveOutput]) -> None:
         for name, output in outputs.items():
             for key, values in output.metrics.items():
-                mean = self.head_means.setdefault(f"{name}/{key}", MeanMetric(nan_strategy="ignore").to(self.device))
-                mean.update(values.detach())
+                metric = MaxMetric if key.endswith("_max") else MeanMetric
+                made = self.head_metrics.setdefault(f"{name}/{key}", metric(nan_strategy="ignore").to(self.device))
+                made.update(values.detach())
 
     def _log_step(self, loss: Any, norm: Tensor, lr: float) -> None:
-        """Log this step's loss, and the diagnostics of all steps since they were last logged."""
-        values = {"loss": float(loss), "grad_norm": float(norm), "lr": lr}
-        if self.global_step % self.trainer.log_every_n_steps == 0 or self.trainer.is_last_batch:  # type: ignore[attr-defined]
-            values |= self.off_policy.compute()
-            values |= {key: float(mean.compute()) for key, mean in self.head_means.items()}
-            self.off_policy.reset()
-            self.head_means.clear()
-        self.log_dict({f"train/{k}": v for k, v in values.items()})
-        self.log("loss", values["loss"], prog_bar=True, logger=False)
+        """Every few steps and at the end of a round, log what all steps since the last time came to."""
+        self.log("loss", float(loss), prog_bar=True, logger=False)
+        self._steps.append((float(loss), float(norm)))
+        if self.global_step % self.trainer.log_every_n_steps and not self.trainer.is_last_batch:  # type: ignore[attr-defined]
+            return
+        losses, norms = zip(*self._steps, strict=True)
+        values = {"loss": sum(losses) / len(losses), "grad_norm": sum(norms) / len(norms), "lr": lr}
+        values |= self.off_policy.compute()
+        values |= {key: float(metric.compute()) for key, metric in self.head_metrics.items()}
+        self._steps.clear()
+        self.off_policy.reset()
+        self.head_metrics.clear()
+        named = {f"train/{key}": value for key, value in values.items()}
+        self.log_dict(named, logger=False)  # for callbacks
+        for logger in self.loggers:  # Lightning itself would pass on every n-th step only, and lose a round's last ones
+            logger.log_metrics(named, step=self.global_step)

@@ -5,11 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hydra.errors import ConfigCompositionException
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from conf.suggestions import check_choices, unknown_choice
+from conf.suggestions import check_choices, check_keys, unknown_choice
 
 CONF = Path(__file__).parents[1] / "conf"
 OPTIONS = sorted(f"{path.parent.name}={path.stem}" for path in CONF.glob("*/*.yaml"))
@@ -38,6 +39,11 @@ def test_every_option_composes_and_builds(
     group = option.partition("=")[0]
     if group in PARTS:
         assert _builds(cfg[group])
+    if group == "optimizer":
+        assert instantiate(cfg.optimizer)([torch.nn.Parameter(torch.zeros(2))]).param_groups
+    if group == "scheduler":
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))], lr=1.0)
+        assert instantiate(cfg.scheduler)(optimizer=optimizer, num_training_steps=10).get_last_lr()
     if group == "engine":
         assert instantiate(cfg.engine).name in ("vllm", "transformers")
 
@@ -89,3 +95,24 @@ def test_a_mistyped_option_is_answered_with_the_nearest(override: str, expected:
 def test_a_mistyped_option_ends_the_program_before_anything_starts() -> None:
     with pytest.raises(SystemExit, match="asymre, grpo, oapl"):
         check_choices(["objective=xyz"], CONF)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"lagg": 7}, "lagg is not a key of the configuration; did you mean lag?"),
+        ({"round": 3}, "did you mean rounds?"),
+        ({"tuning": {"asymre": {"deltav": -0.9}}}, "tuning.asymre.deltav .*; did you mean tuning.asymre.delta_v?"),
+        ({"tuning": {"topr": {"baseline": 0.1}}}, "tuning.topr.baseline is not a key"),
+    ],
+)
+def test_a_key_of_an_experiment_file_that_nothing_reads_is_refused(
+    changes: dict[str, Any], message: str, compose: Callable[..., DictConfig]
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        check_keys({**compose("experiment=quickstart"), **changes}, CONF)
+
+
+@pytest.mark.parametrize("experiment", sorted(path.stem for path in (CONF / "experiment").glob("*.yaml")))
+def test_every_experiment_has_only_keys_that_are_read(experiment: str, compose: Callable[..., DictConfig]) -> None:
+    check_keys(OmegaConf.to_container(compose(f"experiment={experiment}")), CONF)  # type: ignore[arg-type]

@@ -2,13 +2,17 @@
 
 import json
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import psutil
 import pytest
 import torch
-from omegaconf import DictConfig
+from hydra.errors import InstantiationException
+from hydra.utils import instantiate
+from omegaconf import DictConfig, OmegaConf
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -172,6 +176,49 @@ def test_a_directory_that_holds_a_run_is_not_started_over(small_run: SmallRun, t
     assert sampled(tmp_path / "run") == before
 
 
+def test_a_live_run_keeps_its_directory_to_itself(small_run: SmallRun, tmp_path: Path) -> None:
+    data = instantiate(small_run().datamodule)
+    data.claim_directory(is_resumed=False)
+    (tmp_path / "run" / "rollouts").mkdir()
+    half_written = tmp_path / "run" / "rollouts" / ".writing-x"
+    half_written.touch()
+    with pytest.raises(ValueError, match="another run is at work"):
+        train(small_run())
+    assert half_written.exists()
+    data.close()
+    train(small_run("rounds=1"))
+    assert not half_written.exists()
+
+
+def test_the_stored_configuration_is_that_of_the_run_and_not_of_a_refused_one(
+    small_run: SmallRun, tmp_path: Path
+) -> None:
+    with pytest.raises(InstantiationException):
+        train(small_run("lag=-1"))
+    assert not (tmp_path / "run" / "config.yaml").exists()
+    train(small_run("lag=2", "rounds=1"))
+    with pytest.raises(ValueError, match="already holds a run"):
+        train(small_run("lag=3", "rounds=1"))
+    assert OmegaConf.load(tmp_path / "run" / "config.yaml").lag == 2
+
+
+@pytest.mark.parametrize("every", [1, 4, 5, 1000])
+def test_every_optimizer_step_is_on_record_whatever_the_logging_interval(
+    small_run: SmallRun, tmp_path: Path, every: int
+) -> None:
+    train(small_run("datamodule.passes_per_round=3", f"trainer.log_every_n_steps={every}"))
+    train(small_run("datamodule.passes_per_round=3", directory=tmp_path / "each"))
+    rows, each = (
+        pd.read_csv(tmp_path / name / "csv" / "version_0" / "metrics.csv").dropna(subset="train/loss")
+        for name in ("run", "each")
+    )
+    steps = rows["step"].tolist()
+    assert steps == [s for s in range(1, 19) if s % every == 0 or s % 6 == 0]
+    spans = [each[(each["step"] > a) & (each["step"] <= b)] for a, b in pairwise([0, *steps])]
+    assert rows["train/loss"].tolist() == pytest.approx([s["train/loss"].mean() for s in spans])
+    assert rows["train/lag_steps_max"].tolist() == [s["train/lag_steps_max"].max() for s in spans]
+
+
 def test_a_run_continues_in_its_own_directory(small_run: SmallRun, tmp_path: Path) -> None:
     train(small_run("rounds=2"))
     train(small_run("rounds=3", f"ckpt_path={tmp_path / 'run' / 'checkpoints' / 'last.ckpt'}"))
@@ -204,3 +251,41 @@ def test_a_prompt_that_a_round_meets_twice_is_sampled_anew(small_run: SmallRun, 
 def test_a_run_without_a_verifier_says_which_callback_is_missing(small_run: SmallRun) -> None:
     with pytest.raises(RuntimeError, match=r"callbacks\.verifier_scoring"):
         train(small_run("~callbacks.verifier_scoring", "~callbacks.held_out_evaluation", "~callbacks.checkpoint_best"))
+
+
+def test_a_run_without_weight_sync_says_which_callback_is_missing(small_run: SmallRun) -> None:
+    with pytest.raises(RuntimeError, match=r"snapshot 0 is missing .*callbacks\.weight_sync"):
+        train(small_run("~callbacks.weight_sync"))
+
+
+def test_a_checkpoint_name_that_hides_its_round_is_refused(small_run: SmallRun) -> None:
+    with pytest.raises(ValueError, match=r"callbacks\.checkpoint_\*\.filename must end in"):
+        train(small_run("callbacks.checkpoint_best.filename=best"))
+
+
+def test_answers_that_the_verifier_cannot_read_are_refused_before_the_first_sample(
+    small_run: SmallRun, tmp_path: Path
+) -> None:
+    (tmp_path / "data.jsonl").write_text("".join(f'{{"prompt": "{i}", "answer": "yes"}}\n' for i in range(20)))
+    cfg = small_run()
+    source = {"_target_": "datamodules.prompts.jsonl.JsonLines", "path": str(tmp_path / "data.jsonl")}
+    cfg.prompts = {
+        **source,
+        "prompt_field": "prompt",
+        "answer_field": "answer",
+        "id_field": None,
+        "held_out_fraction": 0.2,
+    }
+    with pytest.raises(ValueError, match="Number cannot judge 20 of the prompts"):
+        train(cfg)
+    assert not list((tmp_path / "run").glob("rollouts/*.parquet"))
+
+
+def test_vllm_trains_a_whole_run_and_is_gone_after_it(small_run: SmallRun, tmp_path: Path) -> None:
+    pytest.importorskip("vllm")
+    train(small_run("engine=vllm", "engine.kv_cache_mb=64", "rounds=2"))
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["engine"] == "vllm"
+    gaps = pd.read_csv(tmp_path / "run" / "csv" / "version_0" / "metrics.csv")["train/off_policy/fresh_gap_max"]
+    assert gaps.max() < 1e-3
+    engines = [p for p in psutil.Process().children(recursive=True) if "VLLM" in p.name().upper()]
+    assert psutil.wait_procs(engines, timeout=30)[1] == []

@@ -13,3 +13,12 @@ class Exact:
         if not text:
             return unparseable("empty")
         return verdict(text == answer.strip(), detail=text)
+
+    def check_answer(self, answer: str) -> None:
+        """Refuse an empty reference.
+
+        Raises:
+            ValueError: it is empty.
+        """
+        if not answer.strip():
+            raise ValueError("the reference answer is empty")

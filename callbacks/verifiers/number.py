@@ -8,6 +8,7 @@ from datamodules.types import Verdict
 
 MARK = "####"
 MAX_TEXT = 4000  # characters that are read; an answer stands at the end
+MAX_MARKS = 50  # marked lines that are looked at, from the end
 MAX_LENGTH = 100  # characters of a number; a longer one is noise
 MAX_EXPONENT = 99
 MINUS_SIGNS = str.maketrans(dict.fromkeys("\u2010\u2011\u2012\u2013\u2212\ufe63\uff0d", "-"))
@@ -17,6 +18,8 @@ FRACTION = re.compile(
     r"(?P<whole>\d{1,20})?\s?\\[dt]?frac\s?(?:\{\s*(?P<top>-?[\d.,]{1,40})\s*\}\s?\{\s*(?P<bottom>[\d.,]{1,40})\s*\}"
     r"|(?P<top1>\d)(?P<bottom1>\d))"
 )
+MIXED = re.compile(r"(?<![\d.,/])(\d{1,20})\s(\d{1,20})\s?/\s?(\d{1,20})(?![\d./])")
+HEADLINE = re.compile(r"[\W_]*(?:[A-Za-z]+\s)?\d+\s?[.:)]\s+[*_`]*[A-Za-z\\]")  # `2. Conclusion`, `Step 2: conclude`
 DIGITS = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)"
 NUMBER = re.compile(
     rf"(?<![\d.])(?P<value>(?:{DIGITS}(?:\.\d+)?|\.\d+)(?:[eE](?P<exponent>[-+]?\d+))?)"
@@ -28,7 +31,8 @@ SIGN = re.compile(r"(?P<before>\S?)(?P<gap>\s*)-(?P<space>\s?)[$\u20ac\u00a3]?\s
 def parse_last_number(text: str) -> Fraction | None:
     """Return the last number of a text exactly, or None when there is none or it is too large to mean anything.
 
-    Reads `1,234`, `1e3`, a minus sign of any kind, `1/2`, `0.5`, `50%` (= 1/2), currency signs, and LaTeX fractions.
+    Reads `1,234`, `1e3`, a minus sign of any kind, `1/2`, `3 1/2`, `0.5`, `50%` (= 1/2), currency signs, and LaTeX
+    fractions.
     """
     plain = _plain(text[-MAX_TEXT:])
     matches = list(NUMBER.finditer(plain))
@@ -47,7 +51,12 @@ def _plain(text: str) -> str:
     text = text.translate(MINUS_SIGNS)
     for noise, replacement in LATEX_NOISE:
         text = text.replace(noise, replacement)
-    return UNIT_POWER.sub("", FRACTION.sub(_slashed, text))
+    return MIXED.sub(_summed, UNIT_POWER.sub("", FRACTION.sub(_slashed, text)))
+
+
+def _summed(match: "re.Match[str]") -> str:
+    whole, top, bottom = (int(group) for group in match.groups())
+    return f"{whole * bottom + top}/{bottom}" if 0 < top < bottom else match[0]
 
 
 def _slashed(match: "re.Match[str]") -> str:
@@ -98,8 +107,11 @@ def last_boxed(text: str) -> str | None:
 
 def marked_line(text: str) -> str | None:
     """Return what stands behind the last `####` with a digit on its line, or None: a headline is no answer."""
-    lines = [part.lstrip().split("\n", 1)[0] for part in text[-MAX_TEXT:].split(MARK)[1:]]
-    return next((line for line in reversed(lines) if any(c.isdigit() for c in line)), None)
+    for part in reversed(text.rsplit(MARK, MAX_MARKS)[1:]):
+        line = part[:MAX_TEXT].lstrip().split("\n", 1)[0]
+        if any(c.isdigit() for c in line) and not HEADLINE.match(line):
+            return line
+    return None
 
 
 def answer_text(text: str) -> str:
@@ -127,17 +139,25 @@ class Number:
         Raises:
             ValueError: the reference answer itself holds no number.
         """
-        expected = parse_last_number(answer)
+        expected, expected_bare = _read(answer)
         if expected is None:
-            raise ValueError(f"the reference answer {answer!r} holds no number; choose another verifier")
-        parse = parse_last_number if marked_line(completion) is None else parse_first_number
-        stated = answer_text(completion)
-        found = parse(stated)
+            raise ValueError(f"the reference answer {answer!r} holds no number")
+        found, found_bare = _read(completion)
         if found is None:
             return unparseable("no number")
-        is_equal = found == expected or parse(_bare(stated)) == parse_last_number(_bare(answer))
-        return verdict(is_equal, detail=str(found))
+        return verdict(found == expected or found_bare == expected_bare, detail=str(found))
+
+    def check_answer(self, answer: str) -> None:
+        """Refuse a reference without a number.
+
+        Raises:
+            ValueError: it holds none.
+        """
+        self("", answer)
 
 
-def _bare(text: str) -> str:
-    return text.replace("%", "")
+def _read(text: str) -> tuple[Fraction | None, Fraction | None]:
+    """Return the number that a text states, and the same without regard to a percent sign."""
+    parse = parse_last_number if marked_line(text) is None else parse_first_number
+    stated = answer_text(text)
+    return parse(stated), parse(stated.replace("%", ""))

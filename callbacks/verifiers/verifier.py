@@ -12,6 +12,14 @@ class Verifier(Protocol):
         """Return the verdict on `completion` against the reference `answer`."""
         ...
 
+    def check_answer(self, answer: str) -> None:
+        """Look at a reference before anything is sampled.
+
+        Raises:
+            ValueError: nothing could ever be compared with it.
+        """
+        ...
+
 
 def verdict(is_correct: bool, detail: str = "") -> Verdict:
     """Return the verdict of a completion that could be read."""

@@ -62,6 +62,7 @@ class OAPL(Objective):
         metrics = {
             "value": value,
             "anchor_abs": anchor.detach().abs(),
+            "anchor_abs_max": anchor.detach().abs(),
             "advantage_abs": advantages.abs(),
             "residual": residual.detach(),
         }

@@ -17,7 +17,7 @@ class ObjectiveOutput:
 
     loss: Tensor  # [B] or [B, C], unreduced, zero off the mask
     coefficients: Tensor  # [B] or [B, C], detached c with grad loss = -c * grad logprobs
-    metrics: dict[str, Tensor] = field(default_factory=dict)  # each [B], averaged over sequences
+    metrics: dict[str, Tensor] = field(default_factory=dict)  # each [B]; averaged, or the largest where `_max` ends it
 
 
 class Objective(nn.Module, ABC):

@@ -19,7 +19,7 @@ TRAINER: Any = None
 @pytest.fixture
 def diagnostics(caplog: pytest.LogCaptureFixture) -> Diagnostics:
     caplog.set_level(logging.WARNING)
-    return Diagnostics(min_ess=0.3, max_fresh_gap=0.05, max_truncated=0.5)
+    return Diagnostics(min_ess=0.3, max_fresh_gap=0.05, max_truncated=0.5, max_clipped=0.5)
 
 
 def trainer(global_step: int = 10, log_every_n_steps: int = 5, *, top_p: float = 1.0, **metrics: float) -> Any:
@@ -29,7 +29,7 @@ def trainer(global_step: int = 10, log_every_n_steps: int = 5, *, top_p: float =
     return SimpleNamespace(
         global_step=global_step,
         log_every_n_steps=log_every_n_steps,
-        datamodule=SimpleNamespace(sampler=SimpleNamespace(sampling=Sampling(max_tokens=4, top_p=top_p))),
+        datamodule=SimpleNamespace(sampling=Sampling(max_tokens=4, top_p=top_p)),
         callback_metrics={names[key]: torch.tensor(value) for key, value in metrics.items()},
     )
 
@@ -117,7 +117,7 @@ def test_each_remedy_names_the_config_keys_to_turn(diagnostics: Diagnostics, cap
     assert "effective sample size is 0.10 of the batch" in ess
     assert "lower datamodule.lag, the steps a round, or optimizer.lr" in ess
     assert "differ by 7.5e-01 between trainer and engine" in gap
-    assert "(engine.dtype, policy.dtype)" in gap
+    assert "(policy.dtype and engine.dtype, with engine=auto engine.vllm.dtype)" in gap
     assert "see rollout/groups_informative and the clipped fractions" in zero
 
 
@@ -154,3 +154,20 @@ def test_the_gap_alarm_names_what_can_cause_it(
 ) -> None:
     after_batch(diagnostics, trainer(fresh_gap_max=0.5, top_p=top_p))
     assert remedy in caplog.messages[0]
+
+
+@pytest.mark.parametrize(("share", "raised"), [(0.51, ["clipped"]), (0.49, []), (float("nan"), [])])
+def test_a_batch_that_is_mostly_clipped_alarms(diagnostics: Diagnostics, share: float, raised: list[str]) -> None:
+    run = trainer()
+    run.callback_metrics["train/grpo/clipped_fraction_of_negatives"] = torch.tensor(share)
+    assert after_batch(diagnostics, run) == raised
+
+
+@pytest.mark.parametrize(("scores", "raised"), [((0.0, 1.0, 0.0), []), ((0.0, 0.0, 0.0), ["truncated"])])
+def test_with_one_completion_a_prompt_rewards_are_compared_over_the_round(
+    diagnostics: Diagnostics, make_rollout: MakeRollout, scores: tuple[float, ...], raised: list[str]
+) -> None:
+    diagnostics.on_round_collected(
+        TRAINER, [make_rollout(g, 0, score=score, finish_reason="length") for g, score in enumerate(scores)]
+    )
+    assert diagnostics.raised == raised

@@ -22,9 +22,10 @@ class Data:
         self.snapshots: set[int] = set()
         self.calls: list[tuple[Any, ...]] = []
 
-    def call_hooks(self, name: str, version: int) -> None:
-        self.calls.append((name, version))
-        self.snapshots.add(version)
+    def ensure_snapshot(self, version: int) -> None:
+        if version not in self.snapshots:
+            self.calls.append(("published", version))
+            self.snapshots.add(version)
 
     def evaluate(self, version: int, *, samples_per_prompt: int) -> list[Rollout]:
         assert version in self.snapshots
@@ -50,7 +51,9 @@ def make_trainer(make_rollout: Callable[..., Rollout]) -> Callable[..., Any]:
     def make(*scores: float | None, epoch: int = 0, max_epochs: int = 10, published: int = 0) -> Any:
         data = Data(make_rollout, scores)
         data.snapshots = set(range(published))
-        return SimpleNamespace(current_epoch=epoch, max_epochs=max_epochs, datamodule=data, loggers=[Recorder()])
+        return SimpleNamespace(
+            current_epoch=epoch, max_epochs=max_epochs, datamodule=data, loggers=[Recorder()], global_step=10 * epoch
+        )
 
     return make
 
@@ -58,7 +61,7 @@ def make_trainer(make_rollout: Callable[..., Rollout]) -> Callable[..., Any]:
 def test_the_initial_weights_are_published_measured_and_logged_at_step_0(make_trainer: Callable[..., Any]) -> None:
     trainer, evaluation = make_trainer(1.0, 0.0, 0.0, 0.0), HeldOutEvaluation(5, 2)
     evaluation.on_train_start(trainer, None)
-    assert trainer.datamodule.calls == [("on_snapshot_missing", 0), ("evaluate", 0, 2)]
+    assert trainer.datamodule.calls == [("published", 0), ("evaluate", 0, 2)]
     assert trainer.loggers[0].logged == [({"eval/accuracy": 0.25}, 0)]
     assert evaluation.accuracies == {0: 0.25}
     assert list(trainer.datamodule.clock.seconds) == ["evaluation"]
@@ -86,6 +89,7 @@ def test_every_nth_and_the_last_round_is_measured_from_the_weights_it_left(
         trainer = make_trainer(1.0, 0.0, epoch=epoch, max_epochs=7, published=epoch + 2)
         evaluation.on_train_epoch_end(trainer, module)  # type: ignore[arg-type]
         assert trainer.datamodule.calls == [("evaluate", epoch + 1, 1)] * (epoch + 1 in measured)
+        assert trainer.loggers[0].logged == [({"eval/accuracy": 0.5}, 10 * epoch)] * (epoch + 1 in measured)
     assert evaluation.accuracies == dict.fromkeys(measured, 0.5)
     assert module.logged == [("eval/accuracy", 0.5)] * len(measured)
 

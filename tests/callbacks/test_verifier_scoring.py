@@ -4,6 +4,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from callbacks.verifier_scoring import VerifierScoring
 from callbacks.verifiers.exact import Exact
 from callbacks.verifiers.number import Number
-from datamodules.types import Rollout, Verdict
+from datamodules.types import Prompt, Rollout, Verdict
 
 MakeRollout = Callable[..., Rollout]
 TRAINER: Any = None  # the callback does not look at it
@@ -57,7 +58,7 @@ def test_a_reference_answer_without_a_number_is_an_error_without_a_score(make_ro
     assert (judged.reward, judged.is_trainable) == (None, False)
     assert judged.verdict is not None
     assert judged.verdict.status == "error"
-    assert judged.verdict.detail == "ValueError: the reference answer 'four' holds no number; choose another verifier"
+    assert judged.verdict.detail == "ValueError: the reference answer 'four' holds no number"
 
 
 def test_nothing_is_logged_when_all_could_be_judged(
@@ -137,3 +138,21 @@ def test_ctrl_c_in_a_verifier_ends_the_run(make_rollout: MakeRollout) -> None:
     rollout = make_rollout()
     with pytest.raises(KeyboardInterrupt):
         scored(verifier, rollout)
+
+
+def setup_with(verifier: Any, *answers: str) -> None:
+    prompts = [SimpleNamespace(prompt=Prompt(f"p{i}", (), answer)) for i, answer in enumerate(answers)]
+    data = SimpleNamespace(train_prompts=prompts[:1], held_out_prompts=prompts[1:])
+    VerifierScoring(verifier).setup(SimpleNamespace(datamodule=data), None, "fit")  # type: ignore[arg-type]
+
+
+def test_references_that_cannot_be_compared_are_named_before_anything_is_sampled() -> None:
+    with pytest.raises(ValueError, match=r"Number cannot judge 2 of the prompts: p0: .*'yes' holds no number; p2: "):
+        setup_with(Number(), "yes", "4", "no", "1/2")
+    with pytest.raises(ValueError, match=r"Exact cannot judge 1 of the prompts: p1: the reference answer is empty"):
+        setup_with(Exact(), "yes", " ")
+
+
+def test_references_that_can_be_compared_pass() -> None:
+    setup_with(Number(), "4", "#### 1,000 apples")
+    setup_with(Exact(), "yes", "no")

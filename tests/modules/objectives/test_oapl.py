@@ -75,6 +75,7 @@ def test_metrics_compare_the_anchor_with_the_advantage(make_head: Callable[..., 
     expected = {
         "value": [value, value],
         "anchor_abs": [0.05, 0.15],
+        "anchor_abs_max": [0.05, 0.15],
         "advantage_abs": [1 - value, value],
         "residual": [-0.05 - (1 - value), -0.15 + value],
     }
