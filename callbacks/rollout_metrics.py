@@ -22,6 +22,7 @@ def rollout_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
         "truncated_fraction": sum(r.finish_reason == "length" for r in rollouts) / count,
         "snapshot": _mean([r.snapshot for r in rollouts]),
         "lag": _mean([r.round - r.snapshot for r in rollouts]),
+        "entropy": _mean([-p for r in scored for p in r.sampling_logprobs or ()]),  # of the snapshot, nats a token
         "length_mean": _mean([len(r.completion_ids) for r in scored]),
         "length_mean_correct": _mean([len(r.completion_ids) for r in scored if (r.reward or 0.0) > 0.5]),
         "length_mean_incorrect": _mean([len(r.completion_ids) for r in scored if (r.reward or 0.0) <= 0.5]),

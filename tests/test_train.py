@@ -289,3 +289,12 @@ def test_vllm_trains_a_whole_run_and_is_gone_after_it(small_run: SmallRun, tmp_p
     assert gaps.max() < 1e-3
     engines = [p for p in psutil.Process().children(recursive=True) if "VLLM" in p.name().upper()]
     assert psutil.wait_procs(engines, timeout=30)[1] == []
+
+
+def test_demonstrations_that_do_not_fit_the_window_are_left_out_and_counted(
+    small_run: SmallRun, caplog: pytest.LogCaptureFixture
+) -> None:
+    demonstrations = ["datamodule=demonstrations", "datamodule.group_size=1", "objective=supervised"]
+    sizes = ["prompts.num_train=90", "policy.window=11", "datamodule.batch_size=8", "rounds=1"]
+    train(small_run(*demonstrations, *sizes))  # a prompt has 6 tokens, "8 08" 5 and "10 10" 6
+    assert any("of 90 demonstrations that do not fit the window" in message for message in caplog.messages)

@@ -36,6 +36,7 @@ def test_every_metric_of_a_mixed_round_worked_by_hand(mixed_round: list[Rollout]
             "rollout/truncated_fraction": 2 / 8,
             "rollout/snapshot": 2,
             "rollout/lag": 3,
+            "rollout/entropy": (0.5 + 0.25) / 2,  # each has the same two log-probs
             "rollout/length_mean": (1 + 2 + 4 + 5 + 6 + 8) / 6,
             "rollout/length_mean_correct": (1 + 4) / 2,
             "rollout/length_mean_incorrect": (2 + 5 + 6 + 8) / 4,
@@ -68,7 +69,8 @@ def test_a_round_without_any_score_has_no_mean_rather_than_0(make_rollout: MakeR
     metrics = rollout_metrics([make_rollout(0, s, score=None) for s in range(3)])
     missing = {key for key, value in metrics.items() if math.isnan(value)}
     assert missing == {
-        f"rollout/{k}" for k in ("reward_mean", "length_mean", "length_mean_correct", "length_mean_incorrect")
+        f"rollout/{k}"
+        for k in ("reward_mean", "entropy", "length_mean", "length_mean_correct", "length_mean_incorrect")
     }
     assert (metrics["rollout/error_fraction"], metrics["rollout/num_excluded"]) == (1.0, 3.0)
     assert metrics["rollout/groups_informative"] == 0.0
