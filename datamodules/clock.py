@@ -1,31 +1,34 @@
 """Seconds by phase of a run."""
 
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 
 class Clock:
-    """Adds up wall seconds under a phase's name, for the summary at the end of a run."""
+    """Adds up wall seconds under a phase's name, for the summary at the end of a run; threads may share it."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
-        self._is_running = False
+        self._lock = threading.Lock()
+        self._thread = threading.local()
 
     @contextmanager
     def measure(self, phase: str) -> Iterator[None]:
-        """Add the seconds spent in the block to `phase`; within another phase they are that one's."""
-        if self._is_running:
+        """Add the seconds spent in the block to `phase`; within another phase of the thread they are that one's."""
+        if getattr(self._thread, "is_running", False):
             yield
             return
         start = time.perf_counter()
-        self._is_running = True
+        self._thread.is_running = True
         try:
             yield
         finally:
-            self._is_running = False
+            self._thread.is_running = False
             self.add(phase, time.perf_counter() - start)
 
     def add(self, phase: str, seconds: float) -> None:
         """Add seconds measured elsewhere."""
-        self.seconds[phase] = self.seconds.get(phase, 0.0) + seconds
+        with self._lock:
+            self.seconds[phase] = self.seconds.get(phase, 0.0) + seconds

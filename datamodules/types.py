@@ -6,11 +6,10 @@ completion, C tokens of the longest completion, G siblings of one prompt, V voca
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 FinishReason = Literal["stop", "length", "error"]
 VerdictStatus = Literal["correct", "incorrect", "unparseable", "error"]
@@ -183,10 +182,3 @@ class Probe:
     token_ids: tuple[int, ...]
     positions: tuple[int, ...]  # each at least 1: the token there is predicted from those before it
     temperature: float
-
-
-class Progress(Protocol):
-    """Makes a progress bar for a known number of items."""
-
-    def __call__(self, total: int) -> "tqdm[Any]":
-        """Return a started bar."""

@@ -1,16 +1,21 @@
 """What every engine does: hold one snapshot's weights and sample completions from them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from datamodules.snapshots import Snapshot
-from datamodules.types import Completion, Probe, Progress, Sampling
+from datamodules.types import Completion, Probe, Sampling
+
+
+class EngineDied(RuntimeError):
+    """The engine's process has ended. After `close`, `load` starts a new one."""
 
 
 class Engine(Protocol):
     """Samples completions. An engine starts at its first `load` and lives until `close`."""
 
     name: str
+    is_in_process: bool  # samples in the trainer's process, which waits meanwhile
     window: int | None  # longest prompt plus completion where the engine limits it below the model's
     canary_tolerance: float  # largest |engine - trainer| of a probe log-prob that is rounding, not a stale weight
 
@@ -24,12 +29,14 @@ class Engine(Protocol):
         sampling: Sampling,
         seeds: Sequence[int],
         stop_token_ids: Sequence[int],
-        progress: Progress,
-    ) -> list[Completion]:
-        """Return one completion for each (prompt, seed), in order.
+    ) -> Iterator[tuple[int, Completion]]:
+        """Yield one completion for each (prompt, seed) with its index, as they finish.
 
         A completion depends on its prompt, its seed and the weights; what else is in the list matters only by
         rounding. One that failed comes back with finish reason `error`.
+
+        Raises:
+            EngineDied: its process ended; what was yielded before stays valid.
         """
         ...
 

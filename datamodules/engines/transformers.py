@@ -1,7 +1,7 @@
 """Sample with the transformers library, in this process: no extra install, bit-for-bit repeatable."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from safetensors.torch import load_file
@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, DynamicCache, TopKLogitsWarper, TopPLogitsWarper
 
 from datamodules.snapshots import Snapshot
-from datamodules.types import Completion, FinishReason, Probe, Progress, Sampling
+from datamodules.types import Completion, FinishReason, Probe, Sampling
 
 
 class TransformersEngine:
@@ -24,6 +24,7 @@ class TransformersEngine:
 
     name = "transformers"
     window = None
+    is_in_process = True
 
     def __init__(self, max_sequences: int, device: str, dtype: str, canary_tolerance: float) -> None:
         if max_sequences < 1:
@@ -56,20 +57,15 @@ class TransformersEngine:
         sampling: Sampling,
         seeds: Sequence[int],
         stop_token_ids: Sequence[int],
-        progress: Progress,
-    ) -> list[Completion]:
-        """Return one completion for each (prompt, seed); prompts of like length are sampled together."""
+    ) -> Iterator[tuple[int, Completion]]:
+        """Yield one completion for each (prompt, seed); prompts of like length are sampled together."""
         order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
-        completions: dict[int, Completion] = {}
-        with progress(total=len(prompts)) as bar:
-            for start in range(0, len(order), self.max_sequences):
-                rows = order[start : start + self.max_sequences]
-                sampled = self._generate_together(
-                    [prompts[i] for i in rows], sampling, [seeds[i] for i in rows], stop_token_ids
-                )
-                completions.update(zip(rows, sampled, strict=True))
-                bar.update(len(rows))
-        return [completions[i] for i in range(len(prompts))]
+        for start in range(0, len(order), self.max_sequences):
+            rows = order[start : start + self.max_sequences]
+            sampled = self._generate_together(
+                [prompts[i] for i in rows], sampling, [seeds[i] for i in rows], stop_token_ids
+            )
+            yield from zip(rows, sampled, strict=True)
 
     @torch.inference_mode()
     def _generate_together(

@@ -6,13 +6,15 @@ import importlib.util
 import logging
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
+from datamodules.engines.engine import EngineDied
 from datamodules.snapshots import Snapshot
-from datamodules.types import Completion, Probe, Progress, Sampling
+from datamodules.types import Completion, Probe, Sampling
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +35,7 @@ class VLLMEngine:
     """
 
     name = "vllm"
+    is_in_process = False
 
     def __init__(
         self,
@@ -80,10 +83,11 @@ class VLLMEngine:
         if self._llm is None:
             self._start(snapshot)
             return
-        self._llm.collective_rpc("reload_weights", kwargs={"weights_path": str(snapshot.path)})
-        self._llm.collective_rpc("repack_tied_head")
-        if not self._llm.reset_prefix_cache():
-            raise RuntimeError(f"vLLM kept its prefix cache while loading snapshot {snapshot.version}")
+        with _noticing_death():
+            self._llm.collective_rpc("reload_weights", kwargs={"weights_path": str(snapshot.path)})
+            self._llm.collective_rpc("repack_tied_head")
+            if not self._llm.reset_prefix_cache():
+                raise RuntimeError(f"vLLM kept its prefix cache while loading snapshot {snapshot.version}")
 
     def _start(self, snapshot: Snapshot) -> None:
         for name, value in QUIET.items():
@@ -102,34 +106,42 @@ class VLLMEngine:
         sampling: Sampling,
         seeds: Sequence[int],
         stop_token_ids: Sequence[int],
-        progress: Progress,
-    ) -> list[Completion]:
-        """Return one completion for each (prompt, seed) from one continuous stream of requests."""
+    ) -> Iterator[tuple[int, Completion]]:
+        """Yield one completion for each (prompt, seed) from one continuous stream of requests.
+
+        All of them are queued before the first is scheduled: what is computed together, and so rounding, never depends
+        on timing.
+        """
         from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
 
-        parameters = [
-            SamplingParams(
-                temperature=sampling.temperature,
-                top_p=sampling.top_p,
-                top_k=sampling.top_k,
-                max_tokens=sampling.max_tokens,
-                seed=seed,
-                stop_token_ids=list(stop_token_ids),
-                logprobs=0,
-                detokenize=False,
-            )
-            for seed in seeds
-        ]
-
-        bar = progress(total=len(prompts))
-
-        def vllm_bar(items: Any = None, **_: Any) -> Any:
-            return bar if items is None else items  # the items are requests being rendered, which takes no time
-
-        requests = [{"prompt_token_ids": list(ids)} for ids in prompts]
-        with bar:  # vLLM divides by the elapsed time, which a disabled bar does not have
-            outputs = self._llm.generate(requests, parameters, use_tqdm=False if bar.disable else vllm_bar)
-        return [_completion(output.outputs[0], seed) for output, seed in zip(outputs, seeds, strict=True)]
+        core = self._llm.llm_engine
+        waiting = set(range(len(prompts)))
+        with _noticing_death():
+            try:
+                self._llm.sleep(level=0)
+                for i, (prompt, seed) in enumerate(zip(prompts, seeds, strict=True)):
+                    parameters = SamplingParams(
+                        temperature=sampling.temperature,
+                        top_p=sampling.top_p,
+                        top_k=sampling.top_k,
+                        max_tokens=sampling.max_tokens,
+                        seed=seed,
+                        stop_token_ids=list(stop_token_ids),
+                        logprobs=0,
+                        detokenize=False,
+                        output_kind=RequestOutputKind.FINAL_ONLY,
+                    )
+                    core.add_request(str(i), {"prompt_token_ids": list(prompt)}, parameters)
+                self._llm.wake_up(tags=["scheduling"])
+                while core.has_unfinished_requests():
+                    for output in core.step():
+                        index = int(output.request_id)
+                        waiting.remove(index)
+                        yield index, _completion(output.outputs[0], seeds[index])
+            finally:
+                if waiting and self._llm is not None:  # the caller went away: a later call must not get these
+                    core.abort_request([str(i) for i in waiting])
 
     def score(self, probe: Probe) -> list[float]:
         """Return the log-prob of each probe token as vLLM would have sampled it, prefix cache included."""
@@ -148,7 +160,8 @@ class VLLMEngine:
             )
             for target in targets
         ]
-        outputs = self._llm.generate(requests, parameters, use_tqdm=False)
+        with _noticing_death():
+            outputs = self._llm.generate(requests, parameters, use_tqdm=False)
         return [output.outputs[0].logprobs[0][target].logprob for output, target in zip(outputs, targets, strict=True)]
 
     def close(self) -> None:
@@ -160,6 +173,17 @@ class VLLMEngine:
         llm.llm_engine.engine_core.shutdown()
         del llm
         gc.collect()
+
+
+@contextmanager
+def _noticing_death() -> Iterator[None]:
+    """Say in our terms that the engine's process has ended."""
+    from vllm.v1.engine.exceptions import EngineDeadError
+
+    try:
+        yield
+    except EngineDeadError as error:
+        raise EngineDied("vLLM's engine process ended (its own messages are above)") from error
 
 
 def _completion(output: Any, seed: int) -> Completion:
