@@ -14,6 +14,8 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from tqdm.contrib.logging import logging_redirect_tqdm
 
+from callbacks.dry_run import print_schedule
+from conf.resume import CONFIG, starting_point
 from conf.suggestions import check_choices, check_keys
 
 log = logging.getLogger("train")
@@ -27,17 +29,23 @@ def train(cfg: DictConfig) -> float:
     trainer = instantiate(cfg.trainer, callbacks=callbacks, logger=loggers)
     data = instantiate(cfg.datamodule)
     instantiate(cfg.objective)  # what can be refused is refused before a warm start or a large model is paid for
+    if cfg.get("dry_run"):
+        print_schedule(data, cfg, make_policy=lambda: instantiate(cfg.policy))
+        return float("nan")
     if cfg.get("warm_start"):
         warm_start(cfg.warm_start)
     torch.set_num_threads(cfg.num_threads or ALL_THREADS)
     L.seed_everything(cfg.seed, workers=True, verbose=False)
     module = instantiate(cfg.policy_module)
     data.use(module.policy)
+    directory = Path(cfg.directory)
+    start = starting_point(ckpt_path=cfg.ckpt_path, resume=cfg.get("resume", False), directory=directory)
     try:
-        data.claim_directory(is_resumed=cfg.ckpt_path is not None)
-        OmegaConf.save(cfg, Path(cfg.directory, "config.yaml"), resolve=True)
+        data.run_directory.claim(is_resumed=start.config is not None)
+        start.check(OmegaConf.to_container(cfg, resolve=True))
+        OmegaConf.save(cfg, directory / CONFIG, resolve=True)
         with logging_redirect_tqdm():  # log lines above the progress bars, not through them
-            trainer.fit(module, datamodule=data, ckpt_path=cfg.ckpt_path, weights_only=False)
+            trainer.fit(module, datamodule=data, ckpt_path=start.checkpoint, weights_only=False)
     finally:
         data.close()
         if "wandb" in sys.modules:

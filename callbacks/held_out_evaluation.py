@@ -40,6 +40,8 @@ class HeldOutEvaluation(Callback):
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Evaluate the weights that were just published."""
         version = trainer.current_epoch + 1
+        if not trainer.datamodule.trains:  # type: ignore[attr-defined]
+            return
         if version % self.every_n_rounds == 0 or version == trainer.max_epochs:
             accuracy = self._evaluate(trainer, version)
             pl_module.log("eval/accuracy", accuracy, prog_bar=True, logger=False)  # for checkpoints and the bar

@@ -7,8 +7,6 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 
-from datamodules.snapshots import lagged_version
-
 ROUND_IN_NAME = re.compile(r"(\d{6})\.ckpt$")  # as callbacks.checkpoint_* name their files
 
 
@@ -41,11 +39,11 @@ class WeightSync(Callback):
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Publish the weights that the finished round left."""
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
+        if not data.trains:
+            return
         version = trainer.current_epoch + 1
         self._publish(trainer, version)
-        needed = set(range(lagged_version(version, data.lag), version + 1))
-        for newest in self._checkpointed(trainer):
-            needed |= set(range(lagged_version(newest, data.lag), newest + 1))
+        needed = {v for newest in (version, *self._checkpointed(trainer)) for v in data.needed_snapshots(newest)}
         data.snapshots.prune(needed)
 
     def _publish(self, trainer: L.Trainer, version: int) -> None:

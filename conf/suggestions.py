@@ -19,7 +19,7 @@ def unknown_choice(override: str, conf: Path) -> str | None:
     folder = conf / group
     if not separator or not group or not folder.is_dir():
         return None
-    options = sorted(path.stem for path in folder.glob("*.yaml"))
+    options = sorted(path.stem for path in folder.glob("[!_]*.yaml"))
     for choice in value.strip("[]").split(","):
         name = choice.strip()
         if name and name not in options and name != "null" and "(" not in value and "*" not in value:

@@ -1,36 +1,50 @@
 """Worked examples as experience: supervised learning by the same loop as reinforcement learning."""
 
 import logging
+from typing import Any
 
+from datamodules.counts import check_at_least, check_batch_size
 from datamodules.experience import ExperienceDataModule
+from datamodules.prompt_order import PromptOrder
 from datamodules.types import EncodedPrompt, Rollout, Verdict
 
 log = logging.getLogger(__name__)
 
 
 class DemonstrationDataModule(ExperienceDataModule):
-    """Serve the demonstrations of the training prompts; the engine only measures on held-out prompts."""
+    """Serve the demonstrations of the training prompts; the engine only measures on held-out prompts.
+
+    Args:
+        prompts_per_round: demonstrations of a round.
+        settings: what every DataModule takes.
+    """
+
+    group_size = 1
+
+    def __init__(self, *, prompts_per_round: int, **settings: Any) -> None:
+        super().__init__(**settings)
+        check_at_least(1, prompts_per_round=prompts_per_round)
+        check_batch_size(self.batch_size, prompts_per_round)
+        self.prompts_per_round = prompts_per_round
+        self.steps_per_round = prompts_per_round // self.batch_size * self.passes_per_round
 
     def collect(self, round_: int) -> list[Rollout]:
         """Return the demonstrations of a round's prompts."""
-        return [self._rollout(round_, i, encoded) for i, encoded in enumerate(self.round_prompts(round_))]
+        return [self._rollout(round_, i, encoded) for i, encoded in enumerate(self.order.of_round(round_))]
 
     def setup(self, stage: str) -> None:
-        """Encode the prompts and check that each has a demonstration.
+        """Encode the prompts and check that each has a demonstration that fits.
 
         Raises:
-            ValueError: siblings were asked for, or a prompt has no demonstration.
+            ValueError: a prompt has no demonstration, or too few fit.
         """
         super().setup(stage)
-        if self.group_size != 1:
-            raise ValueError(f"datamodule.group_size must be 1: a prompt has one demonstration, got {self.group_size}")
         without = [e.prompt.id for e in self.train_prompts if e.prompt.demonstration is None]
         if without:
             raise ValueError(
                 f"{len(without)} training prompts have no demonstration, the first is {without[0]!r}; "
                 "choose prompts with worked solutions for datamodule=demonstrations"
             )
-
         room = self.codec.window
         fitting = [e for e in self.train_prompts if len(e.token_ids) + len(self._completion(e)) <= room]
         if len(fitting) < len(self.train_prompts):
@@ -38,12 +52,8 @@ class DemonstrationDataModule(ExperienceDataModule):
                 "left out %d of %d demonstrations that do not fit the window of %d tokens with their prompt",
                 len(self.train_prompts) - len(fitting), len(self.train_prompts), room,
             )  # fmt: skip
-        if len(fitting) < self.prompts_per_round:
-            raise ValueError(
-                f"datamodule.prompts_per_round is {self.prompts_per_round}, but only {len(fitting)} demonstrations fit "
-                f"the policy's window of {room} tokens; lower it or give more or shorter ones"
-            )
         self.train_prompts = fitting
+        self.order = PromptOrder(fitting, self.prompts_per_round, self.seed)
 
     def _completion(self, encoded: EncodedPrompt) -> tuple[int, ...]:
         return self.codec.encode_completion(encoded.prompt.demonstration or "")

@@ -14,65 +14,60 @@ from datamodules.types import OptimizerStep, Rollout, RolloutBatch
 
 log = logging.getLogger(__name__)
 
-POSITIVE_SCORE = 0.5  # a score above this is a positive: R > 0 once scores are mapped to [-1, 1]
-
-
-def check_batch_size(batch_size: int, round_size: int) -> None:
-    """Refuse a batch size that does not cut a round into equal optimizer steps.
-
-    Raises:
-        ValueError: with the nearest sizes that do.
-    """
-    if 1 <= batch_size <= round_size and round_size % batch_size == 0:
-        return
-    valid = [n for n in range(1, round_size + 1) if round_size % n == 0]
-    below = [n for n in valid if n < batch_size][-1:]
-    above = [n for n in valid if n > batch_size][:1]
-    raise ValueError(
-        f"datamodule.batch_size must divide prompts_per_round x group_size = {round_size}, got {batch_size}; "
-        f"the nearest valid sizes are {' and '.join(map(str, below + above))}"
-    )
+GroupKey = tuple[int, int]  # round and group_id
 
 
 def pack_round(
-    rollouts: Sequence[Rollout], *, batch_size: int, passes: int, max_tokens: int, seed: int, round_: int
+    rollouts: Sequence[Rollout],
+    *,
+    batch_size: int,
+    passes: int,
+    max_tokens: int,
+    seed: int,
+    round_: int,
+    num_groups: int | None = None,
 ) -> list[OptimizerStep]:
-    """Cut a round into optimizer steps of `batch_size` slots, groups kept together, reshuffled each pass.
+    """Cut rollouts into optimizer steps of `batch_size` slots, groups kept together, reshuffled each pass.
 
-    A slot whose sample failed stays empty, so the schedule never depends on failures; a step without any
-    trainable sample has no micro-batch and changes no weight.
+    A slot whose sample failed or was left out by curation stays empty, so the schedule never depends on rewards; a step
+    without any trainable sample has no micro-batch and changes no weight.
 
     Args:
-        rollouts: the whole round, judged.
-        batch_size: slots of one optimizer step.
-        passes: times that each rollout is trained on.
+        rollouts: judged, of one round or, in replay, of several.
+        batch_size: slots of one optimizer step; the last step of a pass has fewer where it does not divide.
+        passes: times that the rollouts are trained on.
         max_tokens: largest padded size of a micro-batch, in tokens.
         seed: the run's seed.
-        round_: number of the round.
+        round_: number of the round that trains.
+        num_groups: groups that each pass draws, without putting any back; None takes all.
     """
-    groups: dict[int, list[Rollout]] = {}
+    groups: dict[GroupKey, list[Rollout]] = {}
     for rollout in rollouts:
-        groups.setdefault(rollout.group_id, []).append(rollout)
+        groups.setdefault((rollout.round, rollout.group_id), []).append(rollout)
     steps = []
     for number in range(passes):
         order = sorted(groups)
         random.Random(derive_seed(seed, "order", round_, number)).shuffle(order)
-        slots = [rollout for group_id in order for rollout in groups[group_id]]
+        slots = [rollout for key in order[:num_groups] for rollout in groups[key]]
         for start in range(0, len(slots), batch_size):
             trainable = [r for r in slots[start : start + batch_size] if r.is_trainable]
             if not trainable:
-                log.warning("round %d has an optimizer step whose %d samples all failed", round_, batch_size)
+                log.warning("round %d has an optimizer step without any sample to train on", round_)
             steps.append(_optimizer_step(trainable, groups, max_tokens))
     if not any(step.micro_batches for step in steps):
-        raise RuntimeError(f"round {round_} has no trainable rollout: all {len(rollouts)} samples failed (see the log)")
+        failed = sum(not r.has_score for r in rollouts)
+        raise RuntimeError(
+            f"round {round_} has no trainable rollout: of {len(rollouts)} samples {failed} failed (see the log) and "
+            f"curation left out {sum(r.is_left_out for r in rollouts)}"
+        )
     return steps
 
 
-def _optimizer_step(rollouts: list[Rollout], groups: dict[int, list[Rollout]], max_tokens: int) -> OptimizerStep:
+def _optimizer_step(rollouts: list[Rollout], groups: dict[GroupKey, list[Rollout]], max_tokens: int) -> OptimizerStep:
     counts: dict[str, Any] = {
         "num_sequences": len(rollouts),
         "num_tokens": sum(len(r.completion_ids) for r in rollouts),
-        "num_positives": sum((r.reward or 0.0) > POSITIVE_SCORE for r in rollouts),
+        "num_positives": sum(r.is_positive for r in rollouts),
     }
     return OptimizerStep(tuple(collate(part, groups, counts) for part in _micro_batches(rollouts, max_tokens)))
 
@@ -88,12 +83,14 @@ def _micro_batches(rollouts: list[Rollout], max_tokens: int) -> Iterator[list[Ro
         start += count
 
 
-def collate(rollouts: Sequence[Rollout], groups: dict[int, list[Rollout]], counts: Mapping[str, Any]) -> RolloutBatch:
+def collate(
+    rollouts: Sequence[Rollout], groups: dict[GroupKey, list[Rollout]], counts: Mapping[str, Any]
+) -> RolloutBatch:
     """Turn rollouts into the tensors of one micro-batch.
 
     Args:
         rollouts: rows of the batch, all trainable.
-        groups: every group of the round, whole, by group id.
+        groups: every group, whole.
         counts: `num_sequences`, `num_tokens` and `num_positives` of the optimizer step.
 
     Raises:
@@ -108,7 +105,7 @@ def collate(rollouts: Sequence[Rollout], groups: dict[int, list[Rollout]], count
     temperatures = {r.temperature for r in rollouts}
     if len(temperatures) != 1:
         raise ValueError(f"one batch needs one sampling temperature, got {sorted(temperatures)}")
-    siblings = [groups[r.group_id] for r in rollouts]
+    siblings = [groups[r.round, r.group_id] for r in rollouts]
     has_logprobs = all(r.sampling_logprobs is not None for r in rollouts)
     lengths = torch.tensor([len(r.completion_ids) for r in rollouts])
     completion_ids = _padded([r.completion_ids for r in rollouts], torch.long)
@@ -132,11 +129,11 @@ def collate(rollouts: Sequence[Rollout], groups: dict[int, list[Rollout]], count
 
 
 def _score(rollout: Rollout) -> float:
-    return rollout.reward if rollout.is_trainable and rollout.reward is not None else math.nan
+    return rollout.reward if rollout.has_score and rollout.reward is not None else math.nan
 
 
 def _length(rollout: Rollout) -> float:
-    return float(len(rollout.completion_ids)) if rollout.is_trainable else math.nan
+    return float(len(rollout.completion_ids)) if rollout.has_score else math.nan
 
 
 def _padded(rows: Sequence[Sequence[float]], dtype: torch.dtype, fill: float = 0) -> Tensor:

@@ -1,39 +1,168 @@
 """Rollouts from a lagged snapshot: the experience of off-policy reinforcement learning."""
 
 import logging
-from typing import ClassVar
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
+from typing import Any, ClassVar, TypeVar
 
+from datamodules.background import Background
+from datamodules.counts import check_at_least, check_batch_size
+from datamodules.curation import Curation, curate, informative_only
 from datamodules.experience import ExperienceDataModule
-from datamodules.snapshots import lagged_version
+from datamodules.prompt_order import PromptOrder
+from datamodules.replay import Replay
+from datamodules.seeds import derive_seed
+from datamodules.snapshots import Snapshot, lagged_version
 from datamodules.store import RolloutStore
-from datamodules.types import Rollout
+from datamodules.types import OptimizerStep, Rollout
 
 log = logging.getLogger(__name__)
 
+SECONDS_TO_END = 30.0
+Result = TypeVar("Result")
+
 
 class RolloutDataModule(ExperienceDataModule):
-    """One round an epoch: sample from the snapshot `lag` rounds back, judge, store, pack, serve."""
+    """One round an epoch: sample from the snapshot `lag` rounds back, judge, store, curate, pack, serve.
+
+    A round that is in the store already, from before a crash, is not sampled again.
+
+    Args:
+        prompts_per_round: distinct prompts a round.
+        group_size: completions of each prompt.
+        curation: which samples of a round are trained on.
+        replay: the rounds that each pass draws its groups from.
+        prefetch: sample and judge the next round while one trains; needs a lag and an engine in its own process.
+        settings: what every DataModule takes.
+    """
 
     provides: ClassVar[frozenset[str]] = frozenset({"sampling_logprobs"})
 
-    def setup(self, stage: str) -> None:
-        """Encode the prompts and open the store."""
-        super().setup(stage)
+    def __init__(
+        self,
+        *,
+        prompts_per_round: int,
+        group_size: int,
+        curation: Curation,
+        replay: Replay,
+        prefetch: bool,
+        **settings: Any,
+    ) -> None:
+        super().__init__(**settings)
+        check_at_least(1, prompts_per_round=prompts_per_round, group_size=group_size)
+        check_batch_size(self.batch_size, prompts_per_round * group_size)
+        if prefetch and self.lag < 1:
+            raise ValueError("datamodule.prefetch needs datamodule.lag of at least 1: at 0 there is nothing to overlap")
+        if prefetch and self.engine.is_in_process:
+            raise ValueError(
+                f"datamodule.prefetch needs an engine in a process of its own, got engine {self.engine.name!r}; choose "
+                "engine=vllm or engine=transformers_process"
+            )
+        self.prompts_per_round = prompts_per_round
+        self.group_size = group_size
+        self.curation = curation
+        self.replay = replay
+        self.mixes_snapshots = replay.rounds > 1
+        self.drops_equal_groups = getattr(curation, "func", curation) is informative_only
+        self.steps_per_round = prompts_per_round * group_size // self.batch_size * self.passes_per_round
         self.store = RolloutStore(self.directory / "rollouts")
+        self._background = Background() if prefetch else None
+        self._ahead: tuple[int, Future[list[Rollout]]] | None = None
+
+    def setup(self, stage: str) -> None:
+        """Encode the prompts and put them in order."""
+        super().setup(stage)
+        self.order = PromptOrder(self.train_prompts, self.prompts_per_round, self.seed)
+
+    def version_of(self, round_: int) -> int:
+        """Return the snapshot that samples a round."""
+        return lagged_version(round_, self.lag)
 
     def collect(self, round_: int) -> list[Rollout]:
-        """Sample a round from its lagged snapshot, have it judged, and store it as Parquet."""
-        version = lagged_version(round_, self.lag)
-        self.ensure_snapshot(version)
+        """Return a round's judged and curated rollouts; with prefetch, have the next one made meanwhile."""
+        if self._ahead is not None and self._ahead[0] == round_:
+            with self.clock.measure("waiting"):
+                judged = self._result(*self._ahead)
+        else:
+            self.ensure_snapshot(self.version_of(round_))
+            judged = self._run(partial(self._obtain, round_))
+        self._ahead = None
+        assert self.trainer is not None
+        if self._background is not None and round_ + 1 < (self.trainer.max_epochs or 0):
+            self.ensure_snapshot(self.version_of(round_ + 1))
+            self._ahead = (round_ + 1, self._background.submit(partial(self._obtain, round_ + 1)))
+        return curate(judged, self.curation)
+
+    def _obtain(self, round_: int) -> list[Rollout]:
+        """Read a round from the store, or sample it, have it judged, and store it."""
+        snapshot = self.snapshots.get(self.version_of(round_))
+        origin = self._origin_of(round_, snapshot)
+        stored = self.store.read(round_, origin)
+        if stored is not None:
+            log.info("round %d: taken from %s", round_, self.store.path(round_).name)
+            return stored
         rollouts = self.sampler.sample(
-            self.round_prompts(round_),
+            self.order.of_round(round_),
             group_size=self.group_size,
-            version=version,
+            version=snapshot.version,
             round_=round_,
             label=f"round {round_}",
         )
         judged = self.judge(rollouts)
         with self.clock.measure("storing"):
-            path = self.store.write(round_, judged)
-        log.info("round %d: snapshot %d gave %d rollouts (%s)", round_, version, len(judged), path.name)
+            path = self.store.write(round_, judged, origin)
+        log.info("round %d: snapshot %d gave %d rollouts (%s)", round_, snapshot.version, len(judged), path.name)
         return judged
+
+    def _origin_of(self, round_: int, snapshot: Snapshot) -> dict[str, Any]:
+        """Return what determines a round's rollouts: sampled under the same, they would be the same."""
+        prompts = self.order.of_round(round_)
+        return {
+            "seed": self.seed,
+            "prompts": derive_seed(*(f"{e.prompt.id} {e.token_ids} {e.prompt.answer}" for e in prompts)),
+            "group_size": self.group_size,
+            "sampling": repr(self.sampling),
+            "engine": self.engine.name,
+            "snapshot": [snapshot.version, snapshot.step, *snapshot.probe_logprobs],
+        }
+
+    def pack(self, round_: int, rollouts: Any, num_groups: int | None = None) -> list[OptimizerStep]:
+        """Return a round's optimizer steps, drawn from the newest rounds together."""
+        replayed = [
+            r for older in self.replay.before(round_) for r in curate(self.store.read_round(older), self.curation)
+        ]
+        return super().pack(round_, [*replayed, *rollouts], self.prompts_per_round)
+
+    def evaluate(self, version: int, *, samples_per_prompt: int) -> list[Rollout]:
+        """Measure when the engine is free: a round that is being made ahead comes first."""
+        return self._run(partial(super().evaluate, version, samples_per_prompt=samples_per_prompt))
+
+    def _run(self, function: Callable[[], Result]) -> Result:
+        """Call a function that uses the engine, in the thread that the engine belongs to."""
+        return function() if self._background is None else self._background.submit(function).result()
+
+    def check(self) -> None:
+        """Raise at once what went wrong while the next round is made."""
+        if self._ahead is not None and self._ahead[1].done():
+            self._result(*self._ahead)
+
+    @staticmethod
+    def _result(round_: int, future: "Future[list[Rollout]]") -> list[Rollout]:
+        if (error := future.exception()) is not None:
+            raise RuntimeError(f"making round {round_} ahead failed: {error}") from error
+        return future.result()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take over the snapshots, and the rounds that replay draws from."""
+        super().load_state_dict(state_dict)
+        self.store.adopt(self.origin(state_dict) / "rollouts", self.replay.before(state_dict["newest"]))
+
+    def close(self) -> None:
+        """End what is being made ahead, the engine, and the claim on the directory."""
+        if hasattr(self, "sampler"):
+            self.sampler.max_restarts = -1  # an engine that is ended is not to be started again
+        super().close()
+        if self._background is not None:
+            self._background.close(SECONDS_TO_END)
+            self.engine.close()  # it may have been starting

@@ -1,18 +1,21 @@
 """Sample whole groups from a snapshot: load, prove the load, draw, and record where each sample came from."""
 
+import logging
 from collections import Counter
 from collections.abc import Sequence
-from functools import partial
+from itertools import count
 
 from tqdm import tqdm
 
 from datamodules.canary import check_canary
 from datamodules.clock import Clock
 from datamodules.codec import Codec
-from datamodules.engines.engine import Engine
+from datamodules.engines.engine import Engine, EngineDied
 from datamodules.seeds import derive_seed
 from datamodules.snapshots import Snapshot, SnapshotStore
 from datamodules.types import Completion, EncodedPrompt, Rollout, Sampling
+
+log = logging.getLogger(__name__)
 
 
 class Sampler:
@@ -25,10 +28,18 @@ class Sampler:
         sampling: how completions are drawn.
         seed: the run's seed.
         clock: told the seconds spent on syncing and sampling.
+        max_restarts: times that an engine which dies is started again, for one set of prompts.
     """
 
     def __init__(
-        self, engine: Engine, snapshots: SnapshotStore, codec: Codec, sampling: Sampling, seed: int, clock: Clock
+        self,
+        engine: Engine,
+        snapshots: SnapshotStore,
+        codec: Codec,
+        sampling: Sampling,
+        seed: int,
+        clock: Clock,
+        max_restarts: int,
     ) -> None:
         self.engine = engine
         self.snapshots = snapshots
@@ -36,6 +47,7 @@ class Sampler:
         self.sampling = sampling
         self.seed = seed
         self.clock = clock
+        self.max_restarts = max_restarts
         self._loaded: int | None = None
         self._last: tuple[Snapshot, tuple[float, ...]] | None = None  # what the engine last answered to the canary
 
@@ -64,20 +76,54 @@ class Sampler:
             round_: recorded with each rollout.
             label: names the progress bar and, with the run's seed, prompt and sibling, the seed of each sample.
         """
-        snapshot = self.load(version)
         slots = [(g, s) for g in range(len(prompts)) for s in range(group_size)]
         seen: Counter[str] = Counter()
         times = [seen.update([p.prompt.id]) or seen[p.prompt.id] for p in prompts]  # a round may meet a prompt twice
         seeds = [derive_seed(self.seed, label, prompts[g].prompt.id, times[g], s) for g, s in slots]
-        bar = partial(tqdm, desc=f"sampling {label}", unit="completion", leave=False, dynamic_ncols=True)
-        with self.clock.measure("sampling"):
-            completions = self.engine.generate(
-                [prompts[g].token_ids for g, _ in slots], self.sampling, seeds, self.codec.stop_token_ids, bar
-            )
+        snapshot, completions = self._complete([prompts[g].token_ids for g, _ in slots], seeds, version, label)
         return [
             self._rollout(prompts[g], g, s, completion, snapshot, round_)
             for (g, s), completion in zip(slots, completions, strict=True)
         ]
+
+    def _complete(
+        self, prompts: Sequence[Sequence[int]], seeds: Sequence[int], version: int, label: str
+    ) -> tuple[Snapshot, list[Completion]]:
+        """Draw a completion for each (prompt, seed); an engine that dies is started again for those that are missing.
+
+        Raises:
+            RuntimeError: it died more often than it may.
+        """
+        done: dict[int, Completion] = {}
+        bar = tqdm(total=len(prompts), desc=f"sampling {label}", unit="completion", leave=False, dynamic_ncols=True)
+        with bar:
+            for restarts in count():
+                try:
+                    snapshot = self.load(version)
+                    left = [i for i in range(len(prompts)) if i not in done]
+                    with self.clock.measure("sampling"):
+                        for place, completion in self.engine.generate(
+                            [prompts[i] for i in left],
+                            self.sampling,
+                            [seeds[i] for i in left],
+                            self.codec.stop_token_ids,
+                        ):
+                            done[left[place]] = completion
+                            bar.update()
+                    return snapshot, [done[i] for i in range(len(prompts))]
+                except EngineDied as error:
+                    self._restart(error, restarts, f"{len(done)} of {len(prompts)} completions of {label} are kept")
+        raise AssertionError("unreachable")
+
+    def _restart(self, error: EngineDied, restarts: int, kept: str) -> None:
+        if restarts >= self.max_restarts:
+            raise RuntimeError(
+                f"engine {self.engine.name} died {restarts + 1} times in one go, datamodule.max_engine_restarts is "
+                f"{self.max_restarts}; the last time: {error}"
+            ) from error
+        log.warning("%s; start %d of at most %d, %s", error, restarts + 1, self.max_restarts, kept)
+        self._loaded = None
+        self.engine.close()
 
     def _rollout(
         self,

@@ -1,7 +1,8 @@
 """One Parquet file a round: a schema that a person reads with pandas and that trains again."""
 
 import json
-from collections.abc import Sequence
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pyarrow.parquet as pq
 from datamodules.atomic import atomic_file
 from datamodules.types import Rollout, Verdict
 
+KEY = "offbeat"  # of the file's metadata
 SCHEMA = pa.schema(
     [
         ("round", pa.int32()),
@@ -48,13 +50,53 @@ class RolloutStore:
         """Return where a round is, whether or not it is there yet."""
         return self.directory / f"round-{round_:06d}.parquet"
 
-    def write(self, round_: int, rollouts: Sequence[Rollout]) -> Path:
-        """Store a round of judged rollouts and return the file."""
+    def write(self, round_: int, rollouts: Sequence[Rollout], origin: Mapping[str, Any]) -> Path:
+        """Store a round of judged rollouts and return the file.
+
+        Args:
+            round_: its number.
+            rollouts: all of its samples.
+            origin: what determined them, in plain values; `read` asks for the same.
+        """
         table = pa.Table.from_pylist([_to_row(rollout) for rollout in rollouts], schema=SCHEMA)
-        table = table.replace_schema_metadata({"offbeat": json.dumps({"format": 1, "round": round_})})
+        table = table.replace_schema_metadata({KEY: json.dumps({"format": 1, "round": round_, "origin": origin})})
         with atomic_file(self.path(round_)) as temporary:
             pq.write_table(table, temporary, compression="zstd")
         return self.path(round_)
+
+    def read(self, round_: int, origin: Mapping[str, Any]) -> list[Rollout] | None:
+        """Return a stored round, or None when there is none that was made in just this way."""
+        path = self.path(round_)
+        if not path.is_file():
+            return None
+        metadata = pq.read_schema(path).metadata or {}
+        recorded = json.loads(metadata.get(KEY.encode(), b"{}")).get("origin")
+        return read_rollouts(path) if recorded == json.loads(json.dumps(origin)) else None
+
+    def read_round(self, round_: int) -> list[Rollout]:
+        """Return a round that this run has stored.
+
+        Raises:
+            FileNotFoundError: its file is gone.
+        """
+        if not self.path(round_).is_file():
+            raise FileNotFoundError(f"replay needs round {round_}, but {self.path(round_)} is gone")
+        return read_rollouts(self.path(round_))
+
+    def adopt(self, source: Path, rounds: Iterable[int]) -> None:
+        """Take over rounds that another run stored.
+
+        Raises:
+            FileNotFoundError: the other run no longer has one of them.
+        """
+        if source.absolute() == self.directory.absolute():
+            return
+        for round_ in rounds:
+            other = RolloutStore(source).path(round_)
+            if not other.is_file():
+                raise FileNotFoundError(f"replay needs round {round_}, but {other} is gone")
+            with atomic_file(self.path(round_)) as temporary:
+                shutil.copyfile(other, temporary)
 
 
 def read_rollouts(path: Path | str) -> list[Rollout]:

@@ -11,6 +11,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+POSITIVE_SCORE = 0.5  # a score above this is a positive: R > 0 once scores are mapped to [-1, 1]
+
 FinishReason = Literal["stop", "length", "error"]
 VerdictStatus = Literal["correct", "incorrect", "unparseable", "error"]
 
@@ -111,6 +113,7 @@ class Rollout:
     snapshot_step: int  # optimizer steps those weights had seen
     failure: str = ""
     verdict: Verdict | None = None
+    is_left_out: bool = False  # by curation: not trained on, but in its siblings' baselines
 
     @property
     def reward(self) -> float | None:
@@ -118,9 +121,19 @@ class Rollout:
         return None if self.verdict is None else self.verdict.score
 
     @property
-    def is_trainable(self) -> bool:
+    def has_score(self) -> bool:
         """Whether the sample was drawn and judged without a failure."""
         return self.finish_reason != "error" and self.reward is not None
+
+    @property
+    def is_positive(self) -> bool:
+        """Whether its score is above one half."""
+        return self.has_score and (self.reward or 0.0) > POSITIVE_SCORE
+
+    @property
+    def is_trainable(self) -> bool:
+        """Whether the sample has a score and curation kept it."""
+        return self.has_score and not self.is_left_out
 
     def judged(self, verdict: Verdict) -> "Rollout":
         """Return the same rollout with a verdict."""

@@ -1,5 +1,6 @@
 """The LightningModule: one optimizer step from one batch, whatever the objective."""
 
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -16,6 +17,8 @@ from modules.functional import masked
 from modules.metrics.off_policy import OffPolicyMetrics
 from modules.objectives.objective import Objective, ObjectiveOutput
 from modules.policy import Policy
+
+log = logging.getLogger(__name__)
 
 
 class PolicyModule(L.LightningModule):
@@ -60,31 +63,16 @@ class PolicyModule(L.LightningModule):
         """Check that the run provides what the heads need.
 
         Raises:
-            ValueError: a tensor, siblings, or unbiased log-probs are missing, or the precision hides them.
+            ValueError: a tensor, siblings, one snapshot a step or unbiased log-probs are missing, or the precision
+                hides the log-probs that train from the canary.
         """
         if self.trainer.precision != "32-true":
             raise ValueError(
                 f"trainer.precision must be 32-true, got {self.trainer.precision}: under autocast the log-probs that "
                 "train are not those that the sync canary checks; use policy.dtype=bfloat16 instead"
             )
-        data: Any = self.trainer.datamodule  # type: ignore[attr-defined]
         for name, head in self.heads():
-            missing = head.requires - data.provides
-            if missing:
-                raise ValueError(
-                    f"objective {name!r} needs {', '.join(sorted(missing))}, which {type(data).__name__} does not "
-                    "provide; choose another objective or datamodule"
-                )
-            if head.needs_siblings and data.group_size < 2:
-                raise ValueError(
-                    f"datamodule.group_size must be at least 2 for objective {name!r} (it compares siblings), "
-                    f"got {data.group_size}"
-                )
-            if "sampling_logprobs" in head.requires and data.sampling.is_renormalised:
-                raise ValueError(
-                    f"objective {name!r} uses the engine's log-probs, but datamodule.sampling.top_p < 1 or top_k > 0 "
-                    "renormalises them inside the engine only, which biases every ratio; set top_p: 1.0 and top_k: 0"
-                )
+            check_head(name, head, self.trainer.datamodule)  # type: ignore[attr-defined]
 
     def heads(self) -> Iterable[tuple[str, Objective]]:
         """Return the heads with their names."""
@@ -94,7 +82,7 @@ class PolicyModule(L.LightningModule):
         """Build the optimizer, and the schedule over all optimizer steps that the config asks for."""
         optimizer = self.make_optimizer([p for p in self.policy.parameters() if p.requires_grad])
         rounds = self.trainer.max_epochs or 0
-        steps = self.trainer.datamodule.steps_per_round * rounds  # type: ignore[attr-defined]
+        steps = self.trainer.datamodule.num_steps(rounds)  # type: ignore[attr-defined]
         return [optimizer], [self.make_scheduler(optimizer=optimizer, num_training_steps=steps)]
 
     def training_step(self, step: OptimizerStep, batch_idx: int) -> None:
@@ -164,3 +152,35 @@ class PolicyModule(L.LightningModule):
         self.log_dict(named, logger=False)  # for callbacks
         for logger in self.loggers:  # Lightning itself would pass on every n-th step only, and lose a round's last ones
             logger.log_metrics(named, step=self.global_step)
+
+
+def check_head(name: str, head: Objective, data: Any) -> None:
+    """Refuse a source of experience that a head cannot learn from; warn of one that makes another algorithm of it.
+
+    Raises:
+        ValueError: with the config key to change.
+    """
+    if missing := head.requires - data.provides:
+        raise ValueError(
+            f"objective {name!r} needs {', '.join(sorted(missing))}, which {type(data).__name__} does not "
+            "provide; choose another objective or datamodule"
+        )
+    if head.needs_siblings and data.group_size < 2:
+        raise ValueError(
+            f"datamodule.group_size must be at least 2 for objective {name!r} (it compares siblings), "
+            f"got {data.group_size}"
+        )
+    if head.needs_one_snapshot and data.mixes_snapshots:
+        raise ValueError(
+            f"datamodule.replay.rounds must be 1 for objective {name!r}: all sequences of one of its optimizer steps "
+            "must come from one snapshot"
+        )
+    if "sampling_logprobs" in head.requires and data.sampling.is_renormalised:
+        raise ValueError(
+            f"objective {name!r} uses the engine's log-probs, but datamodule.sampling.top_p < 1 or top_k > 0 "
+            "renormalises them inside the engine only, which biases every ratio; set top_p: 1.0 and top_k: 0"
+        )
+    if data.drops_equal_groups and not head.ignores_equal_groups:
+        log.warning(
+            "curation=informative_only changes objective %r: there, groups of equal rewards have a gradient too", name
+        )

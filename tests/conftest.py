@@ -88,7 +88,7 @@ def small_run(compose: Callable[..., DictConfig], tmp_path: Path) -> Callable[..
             "prompts.num_train=40",
             "prompts.num_held_out=8",
             "datamodule.prompts_per_round=8",
-            "datamodule.group_size=4",
+            *([] if "datamodule=demonstrations" in overrides else ["datamodule.group_size=4"]),
             "datamodule.batch_size=16",
             "datamodule.sampling.max_tokens=4",
             "optimizer.lr=1e-3",

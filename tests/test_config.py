@@ -15,8 +15,8 @@ from conf.suggestions import check_choices, check_keys, unknown_choice
 CONF = Path(__file__).parents[1] / "conf"
 OPTIONS = sorted(f"{path.parent.name}={path.stem}" for path in CONF.glob("*/*.yaml"))
 GROUPS = {"policy", "objective", "datamodule", "prompts", "engine", "verifier", "callbacks", "logger", "trainer"}
-GROUPS |= {"optimizer", "scheduler", "warm_start", "experiment"}
-PARTS = ("objective", "prompts", "verifier", "callbacks", "logger", "trainer", "optimizer", "scheduler")
+GROUPS |= {"optimizer", "scheduler", "warm_start", "experiment", "curation"}
+PARTS = ("curation", "objective", "prompts", "verifier", "callbacks", "logger", "trainer", "optimizer", "scheduler")
 
 
 def test_the_groups_are_the_axes_that_people_swap() -> None:
@@ -31,6 +31,7 @@ def test_every_option_composes_and_builds(
     data = tmp_path / "data.jsonl"
     data.write_text('{"prompt": "1+1=", "answer": "2"}\n{"prompt": "1+2=", "answer": "3"}\n')
     needs = {"prompts=jsonl": [f"prompts.path={data}"], "policy=hf": [f"policy.path={tmp_path}"]}
+    needs["datamodule=offline"] = [f"datamodule.path={data}"]
     cfg = compose(option, *needs.get(option, []))
     resolved = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
     assert isinstance(resolved, dict)
@@ -45,7 +46,7 @@ def test_every_option_composes_and_builds(
         optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))], lr=1.0)
         assert instantiate(cfg.scheduler)(optimizer=optimizer, num_training_steps=10).get_last_lr()
     if group == "engine":
-        assert instantiate(cfg.engine).name in ("vllm", "transformers")
+        assert instantiate(cfg.engine).name.startswith(("vllm", "transformers"))
 
 
 def _builds(node: DictConfig) -> bool:

@@ -31,7 +31,7 @@ def test_two_rounds_of_asymre_on_gsm8k_sync_train_and_speak_sanely(
         )
     )
     run = tmp_path / "run"
-    metrics = pd.read_csv(run / "csv" / "version_0" / "metrics.csv")
+    metrics = pd.read_csv(run / "metrics.csv")
     losses = metrics["train/loss"].dropna()
     assert len(losses) == 4
     assert losses.abs().max() < 1e4  # finite

@@ -1,7 +1,7 @@
-"""A vLLM plugin that ends engine processes whose driver is gone.
+"""End an engine's process when its driver is gone: without it, it outlives a driver that was killed.
 
-vLLM loads it in each of its processes (entry point group `vllm.general_plugins`). Without it an engine outlives a
-driver that was killed, and keeps its memory.
+`ProcessEngine` calls it in its child. vLLM loads it in each of its processes as a plugin (entry point group
+`vllm.general_plugins`).
 """
 
 import ctypes

@@ -60,6 +60,7 @@ class GRPO(Objective):
 
     requires = frozenset({"sampling_logprobs"})
     needs_siblings = True
+    ignores_equal_groups = True
 
     def __init__(
         self,

@@ -32,6 +32,7 @@ class OAPL(Objective):
 
     requires = frozenset({"sampling_logprobs"})
     needs_siblings = True
+    needs_one_snapshot = True
 
     def __init__(
         self,

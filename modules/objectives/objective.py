@@ -31,6 +31,8 @@ class Objective(nn.Module, ABC):
     requires: ClassVar[frozenset[str]] = frozenset()  # optional batch tensors, checked at set-up
     normalizer: Normalizer = "sequences"
     needs_siblings: bool = False  # meaningless with one completion a prompt
+    needs_one_snapshot: ClassVar[bool] = False  # all sequences of an optimizer step must come from one snapshot
+    ignores_equal_groups: bool = False  # a group whose rewards are all equal has no gradient
 
     def __init__(self, weight: float, reward_range: Sequence[float]) -> None:
         super().__init__()

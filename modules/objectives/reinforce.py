@@ -32,7 +32,7 @@ class Reinforce(Objective):
         super().__init__(weight, reward_range)
         check_choice("objective.reinforce.baseline", baseline, ("none", "group_mean", "leave_one_out"))
         self.baseline = baseline
-        self.needs_siblings = baseline != "none"
+        self.needs_siblings = self.ignores_equal_groups = baseline != "none"
 
     def forward(self, logprobs: Tensor, batch: RolloutBatch) -> ObjectiveOutput:
         """Return -A L, [B, C]."""

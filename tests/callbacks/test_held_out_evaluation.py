@@ -19,6 +19,7 @@ class Data:
         self.make_rollout = make_rollout
         self.scores = scores
         self.clock = Clock()
+        self.trains = True
         self.snapshots: set[int] = set()
         self.calls: list[tuple[Any, ...]] = []
 

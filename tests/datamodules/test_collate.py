@@ -14,8 +14,12 @@ COUNTS = {"num_sequences": 5, "num_tokens": 60, "num_positives": 2}
 PAD = END = 0  # the pad token is the end token; 2 also ends a completion
 
 
+def keyed(groups: dict[int, list[Rollout]]) -> dict[tuple[int, int], list[Rollout]]:
+    return {(group[0].round, group_id): group for group_id, group in groups.items()}
+
+
 def batch_of(*rows: Rollout, groups: dict[int, list[Rollout]] | None = None) -> RolloutBatch:
-    return collate(rows, groups or {0: list(rows)}, COUNTS)
+    return collate(rows, keyed(groups or {0: list(rows)}), COUNTS)
 
 
 def assert_same(actual: torch.Tensor | None, expected: list[object], dtype: torch.dtype) -> None:
@@ -61,7 +65,7 @@ def test_each_row_carries_its_own_groups_rewards_and_lengths(make_rollout: MakeR
             for s, score in enumerate(scores)]
         for g, scores in {3: (1.0, 0.0), 8: (0.25, 0.75)}.items()
     }  # fmt: skip
-    batch = collate([groups[8][1], groups[3][0]], groups, COUNTS)
+    batch = collate([groups[8][1], groups[3][0]], keyed(groups), COUNTS)
     assert_same(batch.rewards, [0.75, 1.0], torch.float32)
     assert_same(batch.group_id, [8, 3], torch.long)
     assert_same(batch.group_rewards, [[0.25, 0.75], [1.0, 0.0]], torch.float32)
@@ -82,7 +86,7 @@ def test_a_failed_sibling_is_not_a_number_in_the_group_and_never_a_reward_of_0(
 
 def test_a_smaller_group_is_filled_up_with_nan(make_rollout: MakeRollout) -> None:
     groups = {0: [make_rollout(0, 0)], 1: [make_rollout(1, 0, score=0.0), make_rollout(1, 1)]}
-    batch = collate([groups[0][0], groups[1][0]], groups, COUNTS)
+    batch = collate([groups[0][0], groups[1][0]], keyed(groups), COUNTS)
     assert_same(batch.group_rewards, [[1.0, math.nan], [0.0, 1.0]], torch.float32)
 
 

@@ -5,6 +5,7 @@ import math
 import struct
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pandas as pd
 import pyarrow.parquet as pq
@@ -47,6 +48,8 @@ ROLLOUTS = st.builds(
     verdict=st.none() | SCORED | st.builds(Verdict, st.just("error"), st.none(), detail=st.text()),
 )
 
+ORIGIN = {"seed": 3, "snapshot": [1, 10, -0.1, -1 / 3]}
+
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> RolloutStore:
@@ -71,39 +74,39 @@ def bits(rollout: Rollout) -> list[bytes]:
 )
 @given(rollouts=st.lists(ROLLOUTS, max_size=4))
 def test_any_round_comes_back_equal_and_bit_for_bit(store: RolloutStore, rollouts: list[Rollout]) -> None:
-    read = read_rollouts(store.write(12, rollouts))
+    read = read_rollouts(store.write(12, rollouts, ORIGIN))
     assert read == rollouts
     assert [bits(r) for r in read] == [bits(r) for r in rollouts]
 
 
 def test_a_seed_of_63_bits_keeps_its_last_bit(store: RolloutStore, make_rollout: MakeRollout) -> None:
     seeds = [0, 2**53 + 1, 2**63 - 1]
-    assert [r.seed for r in read_rollouts(store.write(8, [make_rollout(seed=seed) for seed in seeds]))] == seeds
+    assert [r.seed for r in read_rollouts(store.write(8, [make_rollout(seed=seed) for seed in seeds], ORIGIN))] == seeds
 
 
 def test_a_log_prob_that_is_nan_stays_nan_and_is_not_lost(store: RolloutStore, make_rollout: MakeRollout) -> None:
-    (read,) = read_rollouts(store.write(1, [make_rollout(sampling_logprobs=(-0.5, math.nan))]))
+    (read,) = read_rollouts(store.write(1, [make_rollout(sampling_logprobs=(-0.5, math.nan))], ORIGIN))
     assert [str(x) for x in read.sampling_logprobs or ()] == ["-0.5", "nan"]
 
 
 def test_no_log_probs_and_no_tokens_stay_apart(store: RolloutStore, make_rollout: MakeRollout) -> None:
     written = [make_rollout(sampling_logprobs=None), make_rollout(sampling_logprobs=(), completion_ids=())]
-    assert [(r.sampling_logprobs, r.completion_ids) for r in read_rollouts(store.write(2, written))] == [
+    assert [(r.sampling_logprobs, r.completion_ids) for r in read_rollouts(store.write(2, written, ORIGIN))] == [
         (None, (4, 2)),
         ((), ()),
     ]
 
 
 def test_a_round_has_one_file_whose_name_and_metadata_say_which(store: RolloutStore, make_rollout: MakeRollout) -> None:
-    path = store.write(34, [make_rollout(round=34)])
+    path = store.write(34, [make_rollout(round=34)], ORIGIN)
     assert path == store.path(34) == store.directory / "round-000034.parquet"
     metadata = pq.read_schema(path).metadata[b"offbeat"]
-    assert json.loads(metadata) == {"format": 1, "round": 34}
+    assert json.loads(metadata) == {"format": 1, "round": 34, "origin": ORIGIN}
 
 
 def test_writing_a_round_again_replaces_it(store: RolloutStore, make_rollout: MakeRollout) -> None:
-    store.write(5, [make_rollout(text="first"), make_rollout(text="second")])
-    assert [r.text for r in read_rollouts(store.write(5, [make_rollout(text="third")]))] == ["third"]
+    store.write(5, [make_rollout(text="first"), make_rollout(text="second")], ORIGIN)
+    assert [r.text for r in read_rollouts(store.write(5, [make_rollout(text="third")], ORIGIN))] == ["third"]
 
 
 def test_pandas_reads_a_round_with_an_unscored_sample_as_not_a_number(
@@ -111,7 +114,7 @@ def test_pandas_reads_a_round_with_an_unscored_sample_as_not_a_number(
 ) -> None:
     rollouts = [make_rollout(0, s, score=score, round=7, snapshot=4) for s, score in enumerate((1.0, 0.0, None))]
     rollouts[2] = replace(rollouts[2], verdict=Verdict("error", None, detail="TimeoutError"))
-    frame = pd.read_parquet(store.write(7, rollouts))
+    frame = pd.read_parquet(store.write(7, rollouts, ORIGIN))
     assert frame["reward"].isna().tolist() == [False, False, True]
     assert frame["reward"].mean() == 0.5  # over the two that were scored, not 1/3
     assert frame["verdict"].tolist() == ["correct", "incorrect", "error"]
@@ -119,3 +122,26 @@ def test_pandas_reads_a_round_with_an_unscored_sample_as_not_a_number(
     assert frame["verdict_detail"].tolist() == ["", "", "TimeoutError"]
     assert (frame["prompt"][0], frame["completion"][0], frame["answer"][0]) == ("2+2=", "4", "4")
     assert (frame["completion_ids"][0].tolist(), frame["sampling_logprobs"][0].tolist()) == ([4, 2], [-0.5, -0.25])
+
+
+def test_a_round_is_read_again_only_for_the_origin_that_it_was_stored_with(
+    make_rollout: MakeRollout, tmp_path: Path
+) -> None:
+    store = RolloutStore(tmp_path)
+    rollouts = [make_rollout(0, s, score=float(s)) for s in range(2)]
+    store.write(4, rollouts, ORIGIN)
+    assert store.read(4, ORIGIN) == rollouts
+    assert store.read(4, {**ORIGIN, "snapshot": [1, 10, -0.1, math.nextafter(-1 / 3, 0)]}) is None
+    assert store.read(5, ORIGIN) is None
+
+
+def test_a_resumed_run_adopts_the_rounds_that_replay_draws_from(make_rollout: MakeRollout, tmp_path: Path) -> None:
+    store, earlier = RolloutStore(tmp_path / "resumed"), RolloutStore(tmp_path / "earlier")
+    for round_ in (1, 2):
+        earlier.write(round_, [make_rollout(round=round_)], ORIGIN)
+    store.adopt(earlier.directory, [2])
+    assert store.read_round(2) == earlier.read_round(2)
+    with pytest.raises(FileNotFoundError, match="replay needs round 1"):
+        store.read_round(1)
+    with pytest.raises(FileNotFoundError, match="replay needs round 3"):
+        store.adopt(earlier.directory, [3])

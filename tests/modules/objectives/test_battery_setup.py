@@ -26,6 +26,8 @@ def refusal(
     group_size: int = 2,
     sampling: Sampling = PLAIN,
     precision: str = "32-true",
+    mixes_snapshots: bool = False,
+    drops_equal_groups: bool = False,
 ) -> str:
     """Return why a run with this one head does not start, or nothing if it does."""
     module = PolicyModule(
@@ -35,7 +37,13 @@ def refusal(
         scheduler=None,
         max_grad_norm=1.0,
     )  # type: ignore[arg-type]
-    data = SimpleNamespace(provides=OPTIONAL - {lacking}, group_size=group_size, sampling=sampling)
+    data = SimpleNamespace(
+        provides=OPTIONAL - {lacking},
+        group_size=group_size,
+        sampling=sampling,
+        mixes_snapshots=mixes_snapshots,
+        drops_equal_groups=drops_equal_groups,
+    )
     module._trainer = SimpleNamespace(datamodule=data, precision=precision)
     try:
         module.setup("fit")
@@ -85,6 +93,26 @@ def test_renormalised_sampling_is_refused_by_heads_that_use_its_logprobs(
 @pytest.mark.parametrize("precision", ["bf16-mixed", "16-mixed", "bf16-true"])
 def test_a_precision_that_the_canary_does_not_see_is_refused(case: str, head: Objective, precision: str) -> None:
     assert "use policy.dtype=bfloat16 instead" in refusal(case, head, precision=precision)
+
+
+def test_a_head_that_needs_one_snapshot_a_step_refuses_replay(case: str, head: Objective) -> None:
+    assert head.needs_one_snapshot == case.startswith("oapl")
+    assert (
+        "datamodule.replay.rounds must be 1" in refusal(case, head, mixes_snapshots=True)
+    ) == head.needs_one_snapshot
+
+
+def test_dropping_equal_groups_warns_where_they_have_a_gradient(
+    case: str,
+    head: Objective,
+    make_batch: Callable[..., Any],
+    gradient: Callable[..., Any],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    equal = make_batch([[1.0, 1.0], [0.0, 0.0]], [[3, 2], [1, 4]], drift=None)
+    assert (torch.count_nonzero(gradient(head, *equal)) == 0) == head.ignores_equal_groups
+    refusal(case, head, drops_equal_groups=True)
+    assert ("changes objective" in caplog.text) != head.ignores_equal_groups
 
 
 def test_heads_weigh_in_by_their_weight(

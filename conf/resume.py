@@ -1,0 +1,101 @@
+"""From where a run goes on, and whether it is still the same experiment."""
+
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+log = logging.getLogger(__name__)
+
+CONFIG = "config.yaml"
+
+# What may differ without making another experiment of a run: how it is computed, watched and stored.
+HARMLESS = (
+    "ckpt_path", "resume", "allow_config_change", "dry_run", "directory", "num_threads", "logger", "callbacks",
+    "engine", "datamodule.prefetch", "datamodule.max_engine_restarts", "datamodule.max_tokens_per_micro_batch",
+    "trainer.log_every_n_steps", "trainer.default_root_dir", "warm_start",
+)  # fmt: skip
+# Copies of other nodes, which are compared where they stand for themselves.
+COPIES = ("policy_module.policy", "policy_module.objectives", "policy_module.optimizer", "policy_module.scheduler",
+    "datamodule.prompts", "datamodule.engine", "datamodule.curation", "datamodule.directory", "datamodule.seed",
+    "datamodule.lag", "trainer.max_epochs")  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """From where a run goes on."""
+
+    checkpoint: str | None
+    config: Path | None  # of the run that is continued; None where none is
+
+    def check(self, config: Mapping[str, Any]) -> None:
+        """Report what changed since the run that is continued, and refuse what makes another experiment of it."""
+        if self.config is not None and self.config.is_file():
+            check_same_experiment(yaml.safe_load(self.config.read_text()), config)
+
+
+def starting_point(*, ckpt_path: str | None, resume: bool, directory: Path) -> Start:
+    """Return the checkpoint to start from, if any, and the configuration that it was written under.
+
+    Args:
+        ckpt_path: a checkpoint asked for.
+        resume: go on with what `directory` holds: its newest checkpoint, or where it had none yet, its first round.
+        directory: of the run.
+
+    Raises:
+        ValueError: both were asked for, or the checkpoint is not there.
+    """
+    if ckpt_path is None:
+        return Start(_newest_checkpoint(directory), directory / CONFIG) if resume else Start(None, None)
+    if resume:
+        raise ValueError("resume=true takes the newest checkpoint of directory; leave out ckpt_path")
+    if not Path(ckpt_path).exists():
+        raise ValueError(f"ckpt_path: {ckpt_path} is not there")
+    return Start(ckpt_path, Path(ckpt_path).resolve().parent.parent / CONFIG)
+
+
+def _newest_checkpoint(directory: Path) -> str | None:
+    found = sorted((directory / "checkpoints").glob("round-*.ckpt"))
+    log.info("resuming from %s", found[-1] if found else f"the start: {directory} has no checkpoint yet")
+    return str(found[-1]) if found else None
+
+
+def changed_keys(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Return each key whose value differs, with both values; copies of other nodes are left out."""
+    old, new = dict(_leaves(before)), dict(_leaves(after))
+    keys = [key for key in [*old, *(k for k in new if k not in old)] if not _is_within(key, COPIES)]
+    missing = object()
+    return {key: (old.get(key), new.get(key)) for key in keys if old.get(key, missing) != new.get(key, missing)}
+
+
+def check_same_experiment(before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
+    """Report what changed since the run that is continued, key by key, and refuse what makes another experiment of it.
+
+    Raises:
+        ValueError: naming those keys, unless `allow_config_change` is true.
+    """
+    changes = changed_keys(before, after)
+    for key, (old, new) in changes.items():
+        log.warning("changed on resume: %s was %s and is %s", key, old, new)
+    harmless = HARMLESS + (("rounds",) if "constant" in str(after.get("scheduler")) else ())
+    harmful = [key for key in changes if not _is_within(key, harmless)]
+    if harmful and not after["allow_config_change"]:
+        raise ValueError(
+            f"the run that is continued had other values of {', '.join(harmful)}, so this would be another experiment; "
+            "take them back, or say allow_config_change=true (a schedule that depends on rounds counts too)"
+        )
+
+
+def _is_within(key: str, nodes: tuple[str, ...]) -> bool:
+    return any(key == node or key.startswith(f"{node}.") for node in nodes)
+
+
+def _leaves(node: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in node.items():
+        if isinstance(value, Mapping) and value:
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
