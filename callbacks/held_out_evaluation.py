@@ -51,8 +51,7 @@ class HeldOutEvaluation(Callback):
     def _evaluate(self, trainer: L.Trainer, version: int) -> float:
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
         data.ensure_snapshot(version)
-        with data.clock.measure("evaluation"):
-            rollouts = data.evaluate(version, samples_per_prompt=self.samples_per_prompt)
+        rollouts = data.evaluate(version, samples_per_prompt=self.samples_per_prompt)
         scores = [r.reward for r in rollouts if r.reward is not None]
         if len(scores) < len(rollouts):
             log.warning("%d of %d held-out completions got no score", len(rollouts) - len(scores), len(rollouts))

@@ -1,7 +1,6 @@
 """End a run with its result: a table, `summary.json`, a picture of the learning curve, and the model."""
 
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -25,23 +24,12 @@ class RunSummary(Callback):
     def __init__(self, directory: str) -> None:
         self.directory = Path(directory)
         self.rewards: dict[int, float] = {}
-        self._round_start = 0.0
 
     def on_round_collected(self, trainer: L.Trainer, rollouts: Any) -> None:
         """Keep the round's mean reward."""
         scores = [r.reward for r in rollouts if r.reward is not None]
         if scores:
             self.rewards[rollouts[0].round] = sum(scores) / len(scores)
-
-    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Start the training phase's watch."""
-        self._round_start = time.perf_counter()
-
-    def on_train_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
-        """Add the optimizer step to the training phase."""
-        now = time.perf_counter()
-        trainer.datamodule.clock.add("training", now - self._round_start)  # type: ignore[attr-defined]
-        self._round_start = now
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Save the model, then write and print the summary."""

@@ -205,10 +205,11 @@ class ExperienceDataModule(L.LightningDataModule, ABC):
 
     def evaluate(self, version: int, *, samples_per_prompt: int) -> list[Rollout]:
         """Return judged rollouts of a snapshot on the held-out prompts, with the same seeds every time."""
-        rollouts = self.sampler.sample(
-            self.held_out_prompts, group_size=samples_per_prompt, version=version, round_=version, label="held-out"
-        )
-        return self.judge(rollouts)
+        with self.clock.measure("evaluation"):
+            rollouts = self.sampler.sample(
+                self.held_out_prompts, group_size=samples_per_prompt, version=version, round_=version, label="held-out"
+            )
+            return self.judge(rollouts)
 
     def judge(self, rollouts: Sequence[Rollout]) -> list[Rollout]:
         """Have the callbacks judge rollouts."""

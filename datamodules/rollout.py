@@ -136,6 +136,9 @@ class RolloutDataModule(ExperienceDataModule):
 
     def evaluate(self, version: int, *, samples_per_prompt: int) -> list[Rollout]:
         """Measure when the engine is free: a round that is being made ahead comes first."""
+        if self._ahead is not None:
+            with self.clock.measure("waiting"):
+                self._result(*self._ahead)
         return self._run(partial(super().evaluate, version, samples_per_prompt=samples_per_prompt))
 
     def _run(self, function: Callable[[], Result]) -> Result:

@@ -4,7 +4,6 @@ import json
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import psutil
@@ -13,7 +12,7 @@ import torch
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
-from safetensors.torch import load_file
+from runs import assert_same_run, metrics, sampled, weights
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from datamodules.store import read_rollouts
@@ -21,32 +20,6 @@ from train import train
 
 SmallRun = Callable[..., DictConfig]
 OBJECTIVES = ["topr", "asymre", "oapl", "grpo", "positives_only", "reinforce", "[topr,positives_only]"]
-
-
-def sampled(directory: Path) -> list[Any]:
-    """Return every stored rollout, without the seconds that verifying took."""
-    files = sorted((directory / "rollouts").glob("*.parquet"))
-    rows = pd.concat([pd.read_parquet(file) for file in files]).drop(columns="verifier_seconds")
-    return json.loads(rows.to_json(orient="records", double_precision=15))
-
-
-def losses(directory: Path) -> list[float]:
-    return pd.read_csv(directory / "metrics.csv")["train/loss"].dropna().tolist()
-
-
-def metrics(directory: Path) -> list[Any]:
-    """Return every row of the metrics."""
-    return json.loads(pd.read_csv(directory / "metrics.csv").to_json(orient="records", double_precision=15))
-
-
-def weights(directory: Path) -> dict[str, torch.Tensor]:
-    return load_file(directory / "model" / "model.safetensors")
-
-
-def assert_same_run(a: Path, b: Path) -> None:
-    assert sampled(a) == sampled(b)
-    assert losses(a) == losses(b)
-    torch.testing.assert_close(weights(a), weights(b), rtol=0.0, atol=0.0)
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)

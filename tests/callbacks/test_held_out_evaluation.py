@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from callbacks.held_out_evaluation import HeldOutEvaluation
-from datamodules.clock import Clock
 from datamodules.types import Rollout
 
 
@@ -18,7 +17,6 @@ class Data:
     def __init__(self, make_rollout: Callable[..., Rollout], scores: Sequence[float | None]) -> None:
         self.make_rollout = make_rollout
         self.scores = scores
-        self.clock = Clock()
         self.trains = True
         self.snapshots: set[int] = set()
         self.calls: list[tuple[Any, ...]] = []
@@ -65,7 +63,6 @@ def test_the_initial_weights_are_published_measured_and_logged_at_step_0(make_tr
     assert trainer.datamodule.calls == [("published", 0), ("evaluate", 0, 2)]
     assert trainer.loggers[0].logged == [({"eval/accuracy": 0.25}, 0)]
     assert evaluation.accuracies == {0: 0.25}
-    assert list(trainer.datamodule.clock.seconds) == ["evaluation"]
 
 
 def test_a_resumed_run_does_not_measure_the_initial_weights_again(make_trainer: Callable[..., Any]) -> None:

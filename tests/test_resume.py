@@ -1,0 +1,172 @@
+"""A run that was cut anywhere ends as an undisturbed one, to the last bit; another experiment does not pass for it."""
+
+import os
+import random
+import signal
+import threading
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+import yaml
+from omegaconf import DictConfig
+from runs import assert_same_run, metrics, sampled, weights
+
+from callbacks.verifiers.number import Number
+from conf.resume import changed_keys, check_same_experiment
+from datamodules.engines.transformers import TransformersEngine
+from datamodules.snapshots import SnapshotStore
+from modules.policy import Policy
+from train import train
+
+SmallRun = Callable[..., DictConfig]
+PREFETCH = ["datamodule.prefetch=true", "engine=transformers_process", "num_threads=1"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "cut"),
+    [
+        (["lag=0"], 2),
+        (["lag=1", "datamodule.passes_per_round=2"], 1),
+        (["lag=3", "datamodule.replay.rounds=2"], 3),
+        (["lag=1", "datamodule.replay.rounds=3", "curation=anna_karenina"], 2),
+        (["lag=1", *PREFETCH], 2),
+        (["lag=3", *PREFETCH], 2),
+    ],
+)
+def test_rounds_in_two_runs_equal_as_many_in_one(
+    settings: list[str], cut: int, small_run: SmallRun, tmp_path: Path
+) -> None:
+    whole, first, second = (tmp_path / name for name in ("whole", "first", "second"))
+    train(small_run(*settings, "rounds=5", directory=whole))
+    train(small_run(*settings, f"rounds={cut}", directory=first))
+    checkpoint = first / "checkpoints" / "last.ckpt"
+    train(small_run(*settings, "rounds=5", f"ckpt_path={checkpoint}", directory=second))
+    torch.testing.assert_close(weights(second), weights(whole), rtol=0.0, atol=0.0)
+    assert metrics(second) == metrics(whole)
+    assert [row for row in sampled(second) if row["round"] >= cut] == [r for r in sampled(whole) if r["round"] >= cut]
+    train(small_run(*settings, "rounds=5", "resume=true", directory=first))  # and in its own place
+    assert_same_run(first, whole)
+
+
+def in_child(function: Callable[[], Any]) -> int:
+    """Run a function in a forked process; return its exit status, negative for the signal that ended it."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            function()
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def kill_at(owner: Any, name: str, count: int, *, after: bool) -> None:
+    """Have the process killed in the `count`-th call of a function, before or after its work."""
+    original, calls = getattr(owner, name), 0
+
+    def wrapped(*arguments: Any, **named: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == count and not after:
+            os.kill(os.getpid(), signal.SIGKILL)
+        result = original(*arguments, **named)
+        if calls == count:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return result
+
+    setattr(owner, name, wrapped)
+
+
+PHASES = {
+    "sampling": (TransformersEngine, "_generate_together", 4, False),
+    "scoring": (Number, "__call__", 100, False),
+    "storing": (pq, "write_table", 2, True),  # written, not yet under its name
+    "publishing": (Policy, "save_pretrained", 3, True),
+    "pruning": (SnapshotStore, "prune", 2, True),
+    "training": (torch.optim.AdamW, "step", 5, True),
+    "checkpointing": (torch, "save", 2, True),
+    "first publishing": (Policy, "save_pretrained", 1, False),
+}
+SETTINGS = ["lag=1", "rounds=4", "datamodule.replay.rounds=2", "trainer.log_every_n_steps=3"]
+
+
+@pytest.fixture
+def undisturbed(small_run: SmallRun, tmp_path: Path) -> Path:
+    train(small_run(*SETTINGS, directory=tmp_path / "whole"))
+    return tmp_path / "whole"
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_kill_in_any_phase_costs_no_bit(phase: str, undisturbed: Path, small_run: SmallRun, tmp_path: Path) -> None:
+    owner, name, count, after = PHASES[phase]
+
+    def killed() -> None:
+        kill_at(owner, name, count, after=after)
+        train(small_run(*SETTINGS))
+
+    assert in_child(killed) == -signal.SIGKILL
+    stored = {path: path.stat().st_mtime_ns for path in (tmp_path / "run").glob("rollouts/*.parquet")}
+    train(small_run(*SETTINGS, "resume=true"))
+    assert_same_run(tmp_path / "run", undisturbed)
+    assert {path: path.stat().st_mtime_ns for path in stored} == stored  # what was paid for is not sampled again
+    assert not list((tmp_path / "run").rglob(".writing-*"))
+
+
+def test_twenty_kills_at_random_moments_cost_no_bit(undisturbed: Path, small_run: SmallRun, tmp_path: Path) -> None:
+    generator = random.Random(0)
+
+    def killed(seconds: float) -> None:
+        threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGKILL)).start()
+        train(small_run(*SETTINGS, "resume=true"))
+
+    statuses = [in_child(lambda: killed(generator.uniform(0.05, 1.5))) for _ in range(20)]
+    assert set(statuses) <= {-signal.SIGKILL, 0, 1}  # 1: it had come to its end before, and says so
+    if not (tmp_path / "run" / "summary.json").is_file():
+        train(small_run(*SETTINGS, "resume=true"))
+    assert_same_run(tmp_path / "run", undisturbed)
+
+
+def test_what_makes_another_experiment_is_refused_by_its_keys_unless_allowed(
+    small_run: SmallRun, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    train(small_run("rounds=1"))
+    harmless = ["rounds=2", "resume=true", "trainer.log_every_n_steps=7", "logger=csv"]
+    with pytest.raises(ValueError, match=r"other values of seed, lag, objective\.topr\.baseline, so this would be"):
+        train(small_run(*harmless, "seed=1", "lag=2", "objective.topr.baseline=0.1"))
+    train(small_run(*harmless, "lag=2", "allow_config_change=true"))
+    assert "changed on resume: lag was 1 and is 2" in caplog.messages
+    assert "changed on resume: trainer.log_every_n_steps was 1 and is 7" in caplog.messages
+    assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["lag"] == 2
+
+
+def test_more_rounds_are_another_experiment_only_under_a_schedule_that_counts_them() -> None:
+    for schedule, is_refused in (("get_constant_schedule", False), ("get_linear_schedule_with_warmup", True)):
+        before = {"rounds": 3, "scheduler": {"_target_": schedule}, "allow_config_change": False}
+        if is_refused:
+            with pytest.raises(ValueError, match="rounds"):
+                check_same_experiment(before, {**before, "rounds": 5})
+        else:
+            check_same_experiment(before, {**before, "rounds": 5})
+
+
+def test_changes_are_found_in_nested_keys_and_new_ones() -> None:
+    before = {"a": {"b": 1, "c": [1, 2]}, "d": None, "gone": 3}
+    after = {"a": {"b": 2, "c": [1, 2]}, "d": None, "new": {}}
+    assert changed_keys(before, after) == {"a.b": (1, 2), "gone": (3, None), "new": (None, {})}
+
+
+def test_resuming_where_nothing_is_yet_starts_and_a_missing_checkpoint_does_not(
+    small_run: SmallRun, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match="ckpt_path: .* is not there"):
+        train(small_run(f"ckpt_path={tmp_path / 'none.ckpt'}"))
+    with pytest.raises(ValueError, match="leave out ckpt_path"):
+        train(small_run(f"ckpt_path={tmp_path / 'none.ckpt'}", "resume=true"))
+    train(small_run("resume=true", "rounds=1"))
+    assert (tmp_path / "run" / "summary.json").is_file()
