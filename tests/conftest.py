@@ -87,8 +87,12 @@ def small_run(compose: Callable[..., DictConfig], tmp_path: Path) -> Callable[..
             "prompts.digits=1",
             "prompts.num_train=40",
             "prompts.num_held_out=8",
-            "datamodule.prompts_per_round=8",
-            *([] if "datamodule=demonstrations" in overrides else ["datamodule.group_size=4"]),
+            *([] if "datamodule=offline" in overrides else ["datamodule.prompts_per_round=8"]),
+            *(
+                []
+                if {"datamodule=offline", "datamodule=demonstrations"} & {*overrides}
+                else ["datamodule.group_size=4"]
+            ),
             "datamodule.batch_size=16",
             "datamodule.sampling.max_tokens=4",
             "optimizer.lr=1e-3",
@@ -98,6 +102,14 @@ def small_run(compose: Callable[..., DictConfig], tmp_path: Path) -> Callable[..
         )
 
     return compose_
+
+
+def _counts(overrides: tuple[str, ...]) -> list[str]:
+    """Return the sizes of a round that the chosen DataModule takes."""
+    if "datamodule=offline" in overrides:
+        return []
+    prompts = "datamodule.prompts_per_round=8"
+    return [prompts] if "datamodule=demonstrations" in overrides else [prompts, "datamodule.group_size=4"]
 
 
 @pytest.fixture(scope="session")

@@ -164,7 +164,7 @@ def test_changes_are_found_in_nested_keys_and_new_ones() -> None:
 def test_resuming_where_nothing_is_yet_starts_and_a_missing_checkpoint_does_not(
     small_run: SmallRun, tmp_path: Path
 ) -> None:
-    with pytest.raises(ValueError, match="ckpt_path: .* is not there"):
+    with pytest.raises(ValueError, match=r"ckpt_path: .* is not there"):
         train(small_run(f"ckpt_path={tmp_path / 'none.ckpt'}"))
     with pytest.raises(ValueError, match="leave out ckpt_path"):
         train(small_run(f"ckpt_path={tmp_path / 'none.ckpt'}", "resume=true"))
