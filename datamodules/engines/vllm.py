@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from datamodules.engines.engine import EngineDied
+from datamodules.engines.vllm_watch import DeathWatch
 from datamodules.snapshots import Snapshot
 from datamodules.types import Completion, Probe, Sampling
 
@@ -77,6 +78,7 @@ class VLLMEngine:
         if torch.cuda.is_available():
             self.arguments["gpu_memory_utilization"] = 0.01  # must be free at the start; the trainer is there first
         self._llm: Any = None
+        self._watch: DeathWatch | None = None
 
     def load(self, snapshot: Snapshot) -> None:
         """Start the engine process on the first snapshot; later ones are read into it."""
@@ -96,8 +98,10 @@ class VLLMEngine:
             os.environ["VLLM_CPU_OMP_THREADS_BIND"] = self.cpu_threads
         log.info("starting vLLM on %s", snapshot.path)
         from vllm import LLM  # takes seconds to import, and only this engine needs it
+        from vllm.v1.engine.exceptions import EngineDeadError
 
         self._llm = LLM(model=str(snapshot.path), seed=0, **self.arguments)
+        self._watch = DeathWatch(self._llm.llm_engine.engine_core, EngineDeadError())
         atexit.register(self.close)
 
     def generate(
@@ -140,8 +144,8 @@ class VLLMEngine:
                         waiting.remove(index)
                         yield index, _completion(output.outputs[0], seeds[index])
             finally:
-                if waiting and self._llm is not None:  # the caller went away: a later call must not get these
-                    core.abort_request([str(i) for i in waiting])
+                if waiting and not core.engine_core.resources.engine_dead:  # the caller went away
+                    core.abort_request([str(i) for i in waiting])  # a later call must not get these
 
     def score(self, probe: Probe) -> list[float]:
         """Return the log-prob of each probe token as vLLM would have sampled it, prefix cache included."""
@@ -170,6 +174,8 @@ class VLLMEngine:
             return
         llm, self._llm = self._llm, None
         atexit.unregister(self.close)
+        if self._watch is not None:
+            self._watch.stop()
         llm.llm_engine.engine_core.shutdown()
         del llm
         gc.collect()

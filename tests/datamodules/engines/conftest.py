@@ -1,19 +1,16 @@
-"""Both engines, built as their configs say."""
+"""All engines, built as their configs say."""
 
 import importlib.util
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 
 import pytest
+from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
-from omegaconf import OmegaConf
-from tqdm import tqdm
 
 from datamodules.engines.engine import Engine
 
-CONF = Path(__file__).parents[3] / "conf" / "engine"
-SILENT = partial(tqdm, disable=True)
+CONF = Path(__file__).parents[3] / "conf"
 
 
 @pytest.fixture(scope="session")
@@ -23,14 +20,17 @@ def make_engine() -> Callable[[str], Engine]:
     def make(name: str) -> Engine:
         if name == "vllm" and importlib.util.find_spec("vllm") is None:
             pytest.skip("vLLM is not installed")
-        small = {"kv_cache_mb": 64} if name == "vllm" else {}
-        engine: Engine = instantiate(OmegaConf.load(CONF / f"{name}.yaml"), **small)
+        small = {"vllm": ["engine.kv_cache_mb=64"], "transformers_process": ["engine.engine.max_sequences=4"]}
+        with initialize_config_dir(str(CONF), version_base="1.3"):
+            engine: Engine = instantiate(
+                compose("train", [f"engine={name}", "num_threads=1", *small.get(name, [])]).engine
+            )
         return engine
 
     return make
 
 
-@pytest.fixture(scope="module", params=["transformers", "vllm"])
+@pytest.fixture(scope="module", params=["transformers", "transformers_process", "vllm"])
 def engine(request: pytest.FixtureRequest, make_engine: Callable[[str], Engine]) -> Iterator[Engine]:
     """Yield each engine in turn, one for the whole file."""
     engine = make_engine(request.param)
