@@ -56,23 +56,25 @@ def train(cfg: DictConfig) -> float:
 def warm_start(cfg: DictConfig) -> None:
     """Make the starting policy by a run of its own, unless its directory holds the result of the same config."""
     directory = Path(cfg.directory)
-    started, done = directory / "warm_start.yaml", directory / "done.yaml"
     wanted = OmegaConf.to_yaml(cfg, resolve=True)
     directory.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{directory}.lock"):
+        done = directory / "done.yaml"
         if done.is_file() and done.read_text() == wanted:
             log.info("warm start: taken from %s", directory)
             return
-        log.info("warm start: training %s", directory)
-        if directory.exists() and not started.is_file():
+        if directory.exists() and not done.is_file():
             raise ValueError(f"warm_start.directory: {directory} was not made by a warm start; choose another")
-        shutil.rmtree(directory, ignore_errors=True)  # of another config, or unfinished
-        directory.mkdir()
-        started.write_text(wanted)
+        log.info("warm start: training %s, once for this configuration", directory)
+        cfg.directory = f"{directory}.unfinished"  # what is there stays until there is a better one
+        shutil.rmtree(cfg.directory, ignore_errors=True)
         accuracy = train(cfg)
         if not accuracy >= cfg.callbacks.stop.stopping_threshold:
             raise RuntimeError(f"the warm start ended at accuracy {accuracy}, short of its stopping_threshold")
-        done.write_text(wanted)
+        Path(cfg.directory, "done.yaml").write_text(wanted)
+        shutil.rmtree(directory, ignore_errors=True)
+        Path(cfg.directory).rename(directory)
+        cfg.directory = str(directory)
 
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="train")

@@ -62,7 +62,8 @@ class Diagnostics(Callback):
             self._alarm(
                 "ess",
                 f"the effective sample size is {m['off_policy/sequence_ess']:.2f} of the batch: the policy has left "
-                "the snapshots that sampled; lower datamodule.lag, the steps a round, or optimizer.lr",
+                "the snapshots that sampled; lower lag or optimizer.lr, or take fewer optimizer steps a round "
+                "(raise datamodule.batch_size)",
             )
         if m.get("off_policy/fresh_gap_max", 0.0) > self.max_fresh_gap:
             self._alarm(
@@ -74,8 +75,8 @@ class Diagnostics(Callback):
         if clipped:
             self._alarm(
                 "clipped",
-                f"most tokens are clipped and have no gradient ({', '.join(clipped)}): lower datamodule.lag, the steps "
-                "a round, or optimizer.lr",
+                f"most tokens are clipped and have no gradient ({', '.join(clipped)}): lower lag or optimizer.lr, "
+                "or take fewer optimizer steps a round (raise datamodule.batch_size)",
             )
         if m.get("coefficients/zero_fraction", 0.0) == 1.0:
             self._alarm(

@@ -58,6 +58,7 @@ class HeldOutEvaluation(Callback):
         if not scores:
             raise RuntimeError(f"none of the {len(rollouts)} held-out completions got a score (see the log)")
         self.accuracies[version] = sum(scores) / len(scores)
+        log.info("held-out accuracy after %d rounds: %.3f", version, self.accuracies[version])
         return self.accuracies[version]
 
     def state_dict(self) -> dict[str, Any]:

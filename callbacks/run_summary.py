@@ -1,6 +1,7 @@
 """End a run with its result: a table, `summary.json`, a picture of the learning curve, and the model."""
 
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from rich.table import Table
 from callbacks.held_out_evaluation import HeldOutEvaluation
 from callbacks.learning_curve import draw_learning_curve
 from datamodules.atomic import atomic_directory, atomic_file
+
+log = logging.getLogger(__name__)
 
 
 class RunSummary(Callback):
@@ -30,6 +33,11 @@ class RunSummary(Callback):
         scores = [r.reward for r in rollouts if r.reward is not None]
         if scores:
             self.rewards[rollouts[0].round] = sum(scores) / len(scores)
+
+    def on_exception(self, trainer: L.Trainer, pl_module: Any, exception: BaseException) -> None:
+        """Say how to go on."""
+        finished = trainer.datamodule.finished_rounds  # type: ignore[attr-defined]
+        log.info("stopped after %d finished rounds; to go on: resume=true hydra.run.dir=%s", finished, self.directory)
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Save the model, then write and print the summary."""
@@ -52,6 +60,7 @@ class RunSummary(Callback):
             "objective": "+".join(name for name, _ in pl_module.heads()),
             "engine": data.engine.name,
             "lag": data.lag,
+            "seed": data.seed,
             "rounds": trainer.current_epoch,
             "optimizer_steps": trainer.global_step,
             "accuracy_before": accuracies[min(accuracies)] if accuracies else None,

@@ -36,8 +36,26 @@ def check_choices(arguments: Sequence[str], conf: Path) -> None:
     """
     if any(a.startswith(("--config-dir", "-cd", "hydra.searchpath")) for a in arguments):
         return
-    for message in filter(None, (unknown_choice(argument, conf) for argument in arguments)):
-        sys.exit(f"error: {message}")
+    known = _root_keys(conf)
+    for argument in arguments:
+        message = unknown_choice(argument, conf) or _unknown_root_key(argument, known)
+        if message:
+            sys.exit(f"error: {message}")
+
+
+def _root_keys(conf: Path) -> set[str]:
+    lines = (conf / "train.yaml").read_text().splitlines()
+    keys = {line.partition(":")[0] for line in lines if ":" in line}
+    return {key for key in keys if key.isidentifier()} | {path.name for path in conf.iterdir() if path.is_dir()}
+
+
+def _unknown_root_key(override: str, known: set[str]) -> str | None:
+    """Return what is wrong with `lags=4`; keys below a node are Hydra's to check."""
+    key, separator, _ = override.partition("=")
+    if not separator or not key.isidentifier() or key in known or key == "hydra":
+        return None
+    close = difflib.get_close_matches(key, sorted(known), n=1)
+    return f"{key} is not a key of the configuration" + (f"; did you mean {close[0]}?" if close else "")
 
 
 def check_keys(cfg: Mapping[str, Any], conf: Path) -> None:
@@ -50,9 +68,7 @@ def check_keys(cfg: Mapping[str, Any], conf: Path) -> None:
     Raises:
         ValueError: naming the key and the nearest one that exists.
     """
-    root = {line.partition(":")[0] for line in (conf / "train.yaml").read_text().splitlines() if ":" in line[:40]}
-    groups = {path.name for path in conf.iterdir() if path.is_dir()}
-    _check_known("", set(cfg), {key for key in root if key.isidentifier()} | groups)
+    _check_known("", set(cfg), _root_keys(conf))
     read = "".join(path.read_text() for path in sorted((conf / "objective").glob("*.yaml")))
     tuned = {f"{head}.{key}" for head, values in cfg["tuning"].items() for key in values}
     _check_known("tuning.", tuned, set(re.findall(r"oc\.select:tuning\.([\w.]+)", read)))

@@ -55,7 +55,7 @@ class Sampler:
         """Put a snapshot into the engine, unless it is there, and prove it by the canary."""
         snapshot = self.snapshots.get(version)
         if self._loaded != version:
-            with self.clock.measure("sync"):
+            with self.clock.measure("sync" if self._last else "engine start"):
                 self._loaded = None
                 self.engine.load(snapshot)
                 is_other = self._last is not None and self._last[0].probe_logprobs != snapshot.probe_logprobs

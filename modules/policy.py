@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils.logging import disable_progress_bar
 
 from datamodules.types import Probe, RolloutBatch
 from modules.token_logprobs import token_logprobs
@@ -101,6 +102,7 @@ class Policy(nn.Module):
 
     def save_pretrained(self, directory: Path) -> None:
         """Write model and tokenizer as a directory that `AutoModelForCausalLM.from_pretrained` loads."""
+        disable_progress_bar()  # each snapshot would draw its own
         self.model.save_pretrained(directory)
         self.tokenizer.save_pretrained(directory)
 
@@ -152,7 +154,8 @@ def _check_directory(path: str) -> None:
     """
     directory = Path(path)
     if not directory.is_dir():
-        if path.startswith((".", "/", "~")) or path.count("/") > 1:
+        is_below_a_folder = "/" in path and directory.parent.is_dir()
+        if path.startswith((".", "/", "~")) or path.count("/") > 1 or is_below_a_folder:
             raise ValueError(f"policy.path: {path} is not a directory; expected a model directory or a hub id")
         return
     if not (directory / "config.json").is_file():

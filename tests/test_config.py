@@ -93,6 +93,12 @@ def test_a_mistyped_option_is_answered_with_the_nearest(override: str, expected:
     assert expected is None or expected in str(message)
 
 
+def test_a_mistyped_key_ends_the_program_with_the_nearest() -> None:
+    with pytest.raises(SystemExit, match=r"lags is not a key of the configuration; did you mean lag\?"):
+        check_choices(["experiment=quickstart", "lags=4"], CONF)
+    check_choices(["lag=4", "hydra.run.dir=x", "datamodule.lag=2", "+new=1", "-m"], CONF)
+
+
 def test_a_mistyped_option_ends_the_program_before_anything_starts() -> None:
     with pytest.raises(SystemExit, match="asymre, grpo, oapl"):
         check_choices(["objective=xyz"], CONF)

@@ -1,7 +1,9 @@
 """Every command of the README runs as written, on a tiny task."""
 
+import math
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -38,22 +40,32 @@ def model(make_policy: Callable[..., Policy], tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("command", TRAIN)
 def test_each_train_command_runs(command: str, tmp_path: Path, model: Path) -> None:
-    words = command.split()
+    words = shlex.split(command)
     environment = dict(word.split("=", 1) for word in words[: words.index("python")])
-    arguments = words[words.index("train.py") + 1 :]
-    if any("ckpt_path=" in a for a in arguments):
-        _run(["experiment=quickstart", *_small(model), "rounds=1", "hydra.run.dir=outputs/DATE/TIME"], tmp_path, {})
-        arguments = ["rounds=2" if a.startswith("rounds=") else a for a in arguments]
-    else:
-        arguments.append("rounds=1")
-    _run([*(_filled(a, tmp_path, model) for a in arguments), *_small(model)], tmp_path, environment)
-    jobs = 1 if "-m" not in arguments else 9 if "seed=0,1,2" in arguments else 2
-    assert len(list(tmp_path.glob("*/run/**/summary.json"))) == jobs
+    arguments = [_filled(a, tmp_path, model) for a in words[words.index("train.py") + 1 :]]
+    earlier = _earlier(arguments)
+    if earlier:
+        _run([*earlier, *_small(model, earlier), "rounds=1"], tmp_path, {})
+    rounds = 2 if "resume=true" in arguments else 1
+    _run([*arguments, *_small(model, arguments), f"rounds={rounds}"], tmp_path, environment)
+    jobs = math.prod(a.count(",") + 1 for a in arguments if "[" not in a) if "-m" in arguments else 1
+    summaries = [path for path in tmp_path.glob("*/**/summary.json") if "recording" not in path.parts or not earlier]
+    assert len(summaries) == (0 if "dry_run=true" in arguments else jobs)
+
+
+def _earlier(arguments: list[str]) -> list[str]:
+    """Return the README's command whose result this one uses."""
+    if "resume=true" in arguments:
+        return [a for a in arguments if a != "resume=true"]
+    if any("outputs/recording/rollouts" in a for a in arguments):
+        return next(shlex.split(c)[2:] for c in TRAIN if "rollouts_only" in c)
+    return []
 
 
 def _run(arguments: list[str], directory: Path, environment: dict[str, str]) -> None:
+    given = [a for i, a in enumerate(arguments) if not a.startswith("rounds=") or i == len(arguments) - 1]
     result = subprocess.run(
-        [sys.executable, str(ROOT / "train.py"), *arguments],
+        [sys.executable, str(ROOT / "train.py"), *given],
         cwd=directory,
         env={**os.environ, **environment, "OMP_NUM_THREADS": "1", "RUN_ID": "run"},
         capture_output=True,
@@ -62,14 +74,15 @@ def _run(arguments: list[str], directory: Path, environment: dict[str, str]) -> 
     assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-2000:]
 
 
-def _small(model: Path) -> list[str]:
+def _small(model: Path, arguments: list[str]) -> list[str]:
     """Return what cuts a command down to seconds."""
+    sizes = ["datamodule.prompts_per_round=4", "datamodule.group_size=2"]
     return [
-        "engine=transformers",
+        *([] if "engine=transformers_process" in arguments else ["engine=transformers"]),
+        *([] if "datamodule=offline" in arguments else sizes),
         "warm_start=none",
+        "scheduler=constant",
         f"policy.path={model}",
-        "datamodule.prompts_per_round=4",
-        "datamodule.group_size=2",
         "datamodule.batch_size=8",
         "datamodule.sampling.max_tokens=4",
     ]

@@ -56,12 +56,15 @@ def test_it_is_kept_for_the_same_config_and_made_again_for_another(
     assert weights.read_bytes() != first
 
 
-def test_one_that_was_killed_is_made_again(small: Callable[..., DictConfig], tmp_path: Path) -> None:
+def test_one_that_failed_leaves_the_last_good_one_where_it_is(small: Callable[..., DictConfig], tmp_path: Path) -> None:
     warm_start(small().warm_start)
-    done = tmp_path / "warm" / "start" / "done.yaml"
-    done.unlink()
-    warm_start(small().warm_start)
-    assert done.is_file()
+    weights = tmp_path / "warm" / "start" / "model" / "model.safetensors"
+    first = weights.read_bytes()
+    with pytest.raises(RuntimeError, match="short of its stopping_threshold"):
+        warm_start(small("warm_start.seed=1", "warm_start.callbacks.stop.stopping_threshold=1.0").warm_start)
+    assert weights.read_bytes() == first
+    warm_start(small("warm_start.seed=1").warm_start)  # what the failed one left is no obstacle
+    assert weights.read_bytes() != first
 
 
 def test_a_directory_that_holds_a_run_is_refused_and_left_alone(

@@ -7,11 +7,18 @@
 import ctypes
 import multiprocessing
 import signal
+import threading
 
 PR_SET_PDEATHSIG = 1
 
 
 def end_with_parent() -> None:
-    """Ask Linux to terminate this process when its parent ends; does nothing in the driver itself."""
-    if multiprocessing.parent_process() is not None:
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    """Ask Linux to terminate this process when its parent ends; does nothing in the driver itself.
+
+    Ctrl-C, which reaches the whole group, is left to the driver: it ends its engines itself, and without their alarm.
+    """
+    if multiprocessing.parent_process() is None:
+        return
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.SIG_IGN)

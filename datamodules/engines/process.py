@@ -1,7 +1,6 @@
 """Run any engine in a process of its own, so that the trainer goes on while it samples."""
 
 import multiprocessing
-import signal
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
@@ -121,7 +120,6 @@ class ProcessEngine:
 def _serve(make: Callable[[], Engine], pipe: Connection, num_threads: int | None) -> None:
     """Answer calls until the pipe closes."""
     end_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the trainer ends this process
     if num_threads is not None:
         torch.set_num_threads(num_threads)
     engine = make()

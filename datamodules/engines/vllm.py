@@ -70,6 +70,7 @@ class VLLMEngine:
             "skip_tokenizer_init": True,
             "block_size": 32,
             "disable_log_stats": True,
+            "use_tqdm_on_load": False,
             "enable_prefix_caching": True,
             # A seeded request whose prompt is cut in two rewinds its generator, which torch's CPU generator cannot do.
             "enable_chunked_prefill": torch.cuda.is_available(),

@@ -115,7 +115,7 @@ def test_each_remedy_names_the_config_keys_to_turn(diagnostics: Diagnostics, cap
     after_batch(diagnostics, trainer(sequence_ess=0.1, fresh_gap_max=0.75, coefficients_zero_fraction=1.0))
     ess, gap, zero = caplog.messages
     assert "effective sample size is 0.10 of the batch" in ess
-    assert "lower datamodule.lag, the steps a round, or optimizer.lr" in ess
+    assert "lower lag or optimizer.lr, or take fewer optimizer steps a round (raise datamodule.batch_size)" in ess
     assert "differ by 7.5e-01 between trainer and engine" in gap
     assert "(policy.dtype and engine.dtype, with engine=auto engine.vllm.dtype)" in gap
     assert "see rollout/groups_informative and the clipped fractions" in zero
