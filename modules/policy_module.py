@@ -143,7 +143,7 @@ class PolicyModule(L.LightningModule):
             return
         losses, norms = zip(*self._steps, strict=True)
         values = {"loss": sum(losses) / len(losses), "grad_norm": sum(norms) / len(norms), "lr": lr}
-        values |= self.off_policy.compute()
+        values |= self.off_policy.compute() if self.off_policy.update_called else {}
         values |= {key: float(metric.compute()) for key, metric in self.head_metrics.items()}
         self._steps.clear()
         self.off_policy.reset()

@@ -1,7 +1,6 @@
 """Every command of the README runs as written, on a tiny task."""
 
 import math
-import os
 import re
 import shlex
 import subprocess
@@ -11,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from conf.suggestions import check_choices
 from modules.policy import Policy
+from train import main
 
 ROOT = Path(__file__).parents[1]
 BLOCKS = re.findall(r"```bash\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
@@ -39,15 +40,15 @@ def model(make_policy: Callable[..., Policy], tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("command", TRAIN)
-def test_each_train_command_runs(command: str, tmp_path: Path, model: Path) -> None:
+def test_each_train_command_runs(command: str, tmp_path: Path, model: Path, run: Callable[..., None]) -> None:
     words = shlex.split(command)
     environment = dict(word.split("=", 1) for word in words[: words.index("python")])
     arguments = [_filled(a, tmp_path, model) for a in words[words.index("train.py") + 1 :]]
     earlier = _earlier(arguments)
     if earlier:
-        _run([*earlier, *_small(model, earlier), "rounds=1"], tmp_path, {})
+        run([*earlier, *_small(model, earlier), "rounds=1"], {})
     rounds = 2 if "resume=true" in arguments else 1
-    _run([*arguments, *_small(model, arguments), f"rounds={rounds}"], tmp_path, environment)
+    run([*arguments, *_small(model, arguments), f"rounds={rounds}"], environment)
     jobs = math.prod(a.count(",") + 1 for a in arguments if "[" not in a) if "-m" in arguments else 1
     summaries = [path for path in tmp_path.glob("*/**/summary.json") if "recording" not in path.parts or not earlier]
     assert len(summaries) == (0 if "dry_run=true" in arguments else jobs)
@@ -62,24 +63,30 @@ def _earlier(arguments: list[str]) -> list[str]:
     return []
 
 
-def _run(arguments: list[str], directory: Path, environment: dict[str, str]) -> None:
-    given = [a for i, a in enumerate(arguments) if not a.startswith("rounds=") or i == len(arguments) - 1]
-    result = subprocess.run(
-        [sys.executable, str(ROOT / "train.py"), *given],
-        cwd=directory,
-        env={**os.environ, **environment, "OMP_NUM_THREADS": "1", "RUN_ID": "run"},
-        capture_output=True,
-        text=True,
-    )
-    assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-2000:]
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., None]:
+    """Return a function that runs the program with some arguments, as if from the test's directory."""
+
+    def run_(arguments: list[str], environment: dict[str, str]) -> None:
+        given = [a for i, a in enumerate(arguments) if not a.startswith("rounds=") or i == len(arguments) - 1]
+        for name, value in {**environment, "RUN_ID": "run"}.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "argv", ["train.py", *given])
+        check_choices(given, ROOT / "conf")
+        main()
+
+    return run_
 
 
 def _small(model: Path, arguments: list[str]) -> list[str]:
     """Return what cuts a command down to seconds."""
     sizes = ["datamodule.prompts_per_round=4", "datamodule.group_size=2"]
+    is_arithmetic = not any(a.startswith("prompts") for a in arguments)
     return [
         *([] if "engine=transformers_process" in arguments else ["engine=transformers"]),
-        *([] if "datamodule=offline" in arguments else sizes),
+        *([] if "experiment=quickstart_offline" in arguments else sizes),
+        *(["prompts.num_train=64", "prompts.num_held_out=8"] if is_arithmetic else []),
         "warm_start=none",
         "scheduler=constant",
         f"policy.path={model}",
