@@ -41,9 +41,9 @@ def train(cfg: DictConfig) -> float:
     directory = Path(cfg.directory)
     start = starting_point(ckpt_path=cfg.ckpt_path, resume=cfg.get("resume", False), directory=directory)
     try:
-        data.run_directory.claim(is_resumed=start.config is not None)
+        data.run_directory.claim(is_resumed=start.continues(directory), from_start=start.checkpoint is None)
         start.check(OmegaConf.to_container(cfg, resolve=True))
-        OmegaConf.save(cfg, directory / CONFIG, resolve=True)
+        data.run_directory.write(CONFIG, OmegaConf.to_yaml(cfg, resolve=True))
         with logging_redirect_tqdm():  # log lines above the progress bars, not through them
             trainer.fit(module, datamodule=data, ckpt_path=start.checkpoint, weights_only=False)
     finally:

@@ -13,8 +13,8 @@ from callbacks.metrics_csv import MetricsCSV
 class ContinuedMetrics(Callback):
     """Put all metrics on the disk before a checkpoint, and take back on resume what was logged after it.
 
-    Runs after the callbacks that log at the end of a round. What W&B logged after the checkpoint is logged again with
-    the same step, which W&B ignores.
+    Runs after the callbacks that log at the end of a round. W&B cannot take rows back: what it was given after the
+    checkpoint stands there twice, with the same trainer/global_step.
     """
 
     def __init__(self) -> None:
@@ -49,9 +49,11 @@ class ContinuedMetrics(Callback):
 
     def _moved(self, path: Path) -> Path:
         assert self._trainer is not None
-        if path.is_file() or not self._trainer.ckpt_path:
-            return path
-        return Path(self._trainer.ckpt_path).resolve().parent.parent / path.name  # the run was moved
+        if self._trainer.ckpt_path:
+            beside = Path(self._trainer.ckpt_path).resolve().parent.parent / path.name
+            if beside.is_file():  # also where the run was copied or moved to
+                return beside
+        return path
 
 
 def _forget_from(logger: TensorBoardLogger, step: int) -> None:

@@ -65,7 +65,8 @@ class Diagnostics(Callback):
                 "the snapshots that sampled; lower lag or optimizer.lr, or take fewer optimizer steps a round "
                 "(raise datamodule.batch_size)",
             )
-        if m.get("off_policy/fresh_gap_max", 0.0) > self.max_fresh_gap:
+        data: Any = trainer.datamodule  # type: ignore[attr-defined]
+        if data.samples and m.get("off_policy/fresh_gap_max", 0.0) > self.max_fresh_gap:
             self._alarm(
                 "fresh_gap",
                 f"log-probs of freshly sampled tokens differ by {m['off_policy/fresh_gap_max']:.1e} between trainer "

@@ -53,7 +53,8 @@ def schedule(data: Any, cfg: Any, make_policy: Callable[[], Any]) -> Iterator[tu
     samples = data.prompts_per_round * data.group_size
     replay_rounds = data.replay.rounds if hasattr(data, "replay") else 1
     low, high = lag_range(lag=data.lag, steps_per_round=steps, replay_rounds=replay_rounds, rounds=rounds)
-    yield "lag", f"{data.lag} rounds: samples are {low} to {high} optimizer steps old"
+    age = f"{data.lag} rounds: samples are {low} to {high} optimizer steps old"
+    yield "lag", age if data.trains else "none: every sample is the initial weights'"
     yield "samples", f"{samples} a round, {samples * rounds} in all, of at most {data.sampling.max_tokens} tokens"
     trained = samples * data.passes_per_round * rounds if data.trains else 0
     yield "forward and backward passes", f"{trained} sequences, one each"
@@ -86,8 +87,8 @@ def _sizes(data: Any, samples: int, parameters: int | None) -> Iterator[tuple[st
             f"{size:.0f} MiB more for the engine's copy; activations come on top"
         ),
     )
-    kept = data.lag + 2
-    yield "disk", f"{kept} snapshots of {size:.0f} MiB, checkpoints of {3 * size:.0f} MiB, {rollouts}"
+    kept = 2 * data.lag + 3  # of the newest checkpoint and of the best
+    yield "disk", f"{kept} snapshots of {size:.0f} MiB, 2 checkpoints of {3 * size:.0f} MiB, {rollouts}"
 
 
 def _num_parameters(make_policy: Callable[[], Any]) -> int | None:

@@ -43,6 +43,7 @@ class WeightSync(Callback):
             return
         version = trainer.current_epoch + 1
         self._publish(trainer, version)
+        _drop_superseded(trainer)
         needed = {v for newest in (version, *self._checkpointed(trainer)) for v in data.needed_snapshots(newest)}
         data.snapshots.prune(needed)
 
@@ -65,3 +66,11 @@ class WeightSync(Callback):
         directories = {c.dirpath for c in trainer.checkpoint_callbacks if isinstance(c, ModelCheckpoint) and c.dirpath}
         names = [ROUND_IN_NAME.search(path.name) for d in directories for path in Path(d).glob("*.ckpt")]
         return {int(match[1]) + 1 for match in names if match}
+
+
+def _drop_superseded(trainer: L.Trainer) -> None:
+    """Delete older rounds' checkpoints: Lightning never deletes the one that it resumed from."""
+    for callback in trainer.checkpoint_callbacks:
+        if isinstance(callback, ModelCheckpoint) and callback.monitor is None and callback.save_top_k == 1:
+            for old in sorted(Path(callback.dirpath or ".").glob("round-*.ckpt"))[:-1]:
+                old.unlink()

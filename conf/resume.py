@@ -16,12 +16,16 @@ CONFIG = "config.yaml"
 HARMLESS = (
     "ckpt_path", "resume", "allow_config_change", "dry_run", "directory", "num_threads", "logger", "callbacks",
     "engine", "datamodule.prefetch", "datamodule.max_engine_restarts", "datamodule.max_tokens_per_micro_batch",
-    "trainer.log_every_n_steps", "trainer.default_root_dir", "warm_start",
+    "datamodule.engine", "datamodule.directory", "trainer.log_every_n_steps", "trainer.default_root_dir",
 )  # fmt: skip
-# Copies of other nodes, which are compared where they stand for themselves.
-COPIES = ("policy_module.policy", "policy_module.objectives", "policy_module.optimizer", "policy_module.scheduler",
-    "datamodule.prompts", "datamodule.engine", "datamodule.curation", "datamodule.directory", "datamodule.seed",
-    "datamodule.lag", "trainer.max_epochs")  # fmt: skip
+HARMFUL = ("callbacks.verifier_scoring",)
+# Copies of other nodes: one that changed with its source is not told twice.
+COPIES = {
+    "policy_module.policy": "policy", "policy_module.objectives": "objective", "policy_module.optimizer": "optimizer",
+    "policy_module.scheduler": "scheduler", "datamodule.prompts": "prompts", "datamodule.engine": "engine",
+    "datamodule.curation": "curation", "datamodule.directory": "directory", "datamodule.seed": "seed",
+    "datamodule.lag": "lag", "trainer.max_epochs": "rounds", "callbacks.verifier_scoring.verifier": "verifier",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +37,19 @@ class Start:
 
     def check(self, config: Mapping[str, Any]) -> None:
         """Report what changed since the run that is continued, and refuse what makes another experiment of it."""
-        if self.config is not None and self.config.is_file():
-            check_same_experiment(yaml.safe_load(self.config.read_text()), config)
+        if self.config is None:
+            return
+        if not self.config.is_file():
+            log.warning("%s is not there, so whether this is the same experiment is not known", self.config)
+            return
+        before = yaml.safe_load(self.config.read_text())
+        if not isinstance(before, Mapping):
+            raise ValueError(f"{self.config} is not a configuration; take it from a backup, or delete it")
+        check_same_experiment(before, config)
+
+    def continues(self, directory: Path) -> bool:
+        """Whether the run in this directory goes on, rather than another one or none."""
+        return self.config is not None and self.config.resolve().parent == directory.resolve()
 
 
 def starting_point(*, ckpt_path: str | None, resume: bool, directory: Path) -> Start:
@@ -46,14 +61,20 @@ def starting_point(*, ckpt_path: str | None, resume: bool, directory: Path) -> S
         directory: of the run.
 
     Raises:
-        ValueError: both were asked for, or the checkpoint is not there.
+        ValueError: both were asked for, or the checkpoint is not there or not the newest of its directory.
     """
     if ckpt_path is None:
         return Start(_newest_checkpoint(directory), directory / CONFIG) if resume else Start(None, None)
     if resume:
         raise ValueError("resume=true takes the newest checkpoint of directory; leave out ckpt_path")
-    if not Path(ckpt_path).exists():
+    path = Path(ckpt_path).resolve()
+    if not path.exists():
         raise ValueError(f"ckpt_path: {ckpt_path} is not there")
+    newer = [c for c in path.parent.glob("*.ckpt") if not c.is_symlink() and c.name[-11:] > path.name[-11:]]
+    if newer and path.parent.parent == directory.resolve():
+        raise ValueError(
+            f"ckpt_path: {newer[0]} is newer; to go back to {path.name}, choose another directory (hydra.run.dir)"
+        )
     return Start(ckpt_path, Path(ckpt_path).resolve().parent.parent / CONFIG)
 
 
@@ -64,11 +85,21 @@ def _newest_checkpoint(directory: Path) -> str | None:
 
 
 def changed_keys(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Return each key whose value differs, with both values; copies of other nodes are left out."""
+    """Return each key whose value differs, with both values; a copy that changed with its source is left out."""
     old, new = dict(_leaves(before)), dict(_leaves(after))
-    keys = [key for key in [*old, *(k for k in new if k not in old)] if not _is_within(key, COPIES)]
     missing = object()
-    return {key: (old.get(key), new.get(key)) for key in keys if old.get(key, missing) != new.get(key, missing)}
+    changes = {
+        key: (old.get(key), new.get(key))
+        for key in [*old, *(k for k in new if k not in old)]
+        if old.get(key, missing) != new.get(key, missing)
+    }
+    sources = {
+        key: source + key.removeprefix(copy)
+        for key in changes
+        for copy, source in COPIES.items()
+        if _is_within(key, (copy,))
+    }
+    return {key: pair for key, pair in changes.items() if changes.get(sources.get(key, "")) != pair}
 
 
 def check_same_experiment(before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
@@ -81,7 +112,7 @@ def check_same_experiment(before: Mapping[str, Any], after: Mapping[str, Any]) -
     for key, (old, new) in changes.items():
         log.warning("changed on resume: %s was %s and is %s", key, old, new)
     harmless = HARMLESS + (("rounds",) if "constant" in str(after.get("scheduler")) else ())
-    harmful = [key for key in changes if not _is_within(key, harmless)]
+    harmful = [key for key in changes if _is_within(key, HARMFUL) or not _is_within(key, harmless)]
     if harmful and not after["allow_config_change"]:
         raise ValueError(
             f"the run that is continued had other values of {', '.join(harmful)}, so this would be another experiment; "

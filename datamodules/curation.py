@@ -8,6 +8,7 @@ out to reach p~ is the same as a baseline c = (p - p~) / (p + p~ - 2 p p~) (arXi
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from datamodules.seeds import derive_seed
 from datamodules.types import Rollout
 
 Groups = Sequence[Sequence[Rollout]]
@@ -36,7 +37,7 @@ def anna_karenina(groups: Groups) -> list[list[bool]]:
 def balance(groups: Groups, positive_share: float) -> list[list[bool]]:
     """Leave out as many positives, or negatives, as brings the share of positives to a target.
 
-    Which ones is a matter of each sample's own seed. A round of one kind only is kept whole.
+    Which ones is drawn from each sample's name. A round of one kind only is kept whole.
 
     Args:
         groups: every group of the round.
@@ -72,8 +73,8 @@ class Balance:
         return balance(groups, self.positive_share)
 
 
-def _draw(rollout: Rollout) -> tuple[int, int, int]:
-    return rollout.seed, rollout.group_id, rollout.sibling
+def _draw(rollout: Rollout) -> int:
+    return derive_seed("balance", rollout.round, rollout.prompt_id, rollout.group_id, rollout.sibling)
 
 
 def curate(rollouts: Sequence[Rollout], curation: Curation) -> list[Rollout]:

@@ -47,6 +47,7 @@ class ExperienceDataModule(L.LightningDataModule, ABC):
     codec: Codec
     provides: ClassVar[frozenset[str]] = frozenset()  # optional batch tensors that this source fills
     trains: ClassVar[bool] = True
+    samples: ClassVar[bool] = True  # its own rollouts, so that a gap between engine and trainer is a fault
     drops_equal_groups: bool = False
     mixes_snapshots: bool = False  # within one optimizer step
     group_size: int  # completions of a prompt
@@ -93,6 +94,11 @@ class ExperienceDataModule(L.LightningDataModule, ABC):
     def collect(self, round_: int) -> list[Rollout]:
         """Return a round's judged and curated rollouts."""
 
+    @property
+    def is_renormalised(self) -> bool:
+        """Whether log-probs come from fewer tokens than the trainer's softmax covers."""
+        return self.sampling.is_renormalised
+
     def num_steps(self, rounds: int) -> int:
         """Return the optimizer steps of the first rounds."""
         return rounds * self.steps_per_round
@@ -135,6 +141,8 @@ class ExperienceDataModule(L.LightningDataModule, ABC):
         assert self.trainer is not None
         round_ = self.finished_rounds
         if round_ >= (self.trainer.max_epochs or 0):
+            if not (self.directory / "summary.json").is_file():  # cut between the last checkpoint and the summary
+                return DataLoader(Served([], self.check), batch_size=None)
             raise ValueError(
                 f"rounds is {self.trainer.max_epochs}, and {round_} are already trained; set rounds higher to go on"
             )
@@ -180,10 +188,11 @@ class ExperienceDataModule(L.LightningDataModule, ABC):
 
     def origin(self, state_dict: dict[str, Any]) -> Path:
         """Return the directory of the run that wrote a checkpoint, wherever it is now."""
-        origin = Path(state_dict["directory"])
-        if not origin.is_dir() and self.trainer is not None and self.trainer.ckpt_path:  # the run was moved
-            return Path(self.trainer.ckpt_path).resolve().parent.parent
-        return origin
+        if self.trainer is not None and self.trainer.ckpt_path:
+            beside = Path(self.trainer.ckpt_path).resolve().parent.parent
+            if (beside / "snapshots").is_dir():  # also where the run was copied or moved to
+                return beside
+        return Path(state_dict["directory"])
 
     def ensure_snapshot(self, version: int) -> None:
         """Have the weights published that a round or an evaluation is about to sample from.

@@ -5,7 +5,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -13,7 +13,7 @@ from datamodules.canary import make_probe
 from datamodules.curation import Curation, curate, informative_only
 from datamodules.experience import ExperienceDataModule
 from datamodules.packing import collate
-from datamodules.recordings import read_recording, recording_files
+from datamodules.recordings import is_renormalised, read_recording, recording_files
 from datamodules.types import EncodedPrompt, Probe, Prompt, Rollout
 
 log = logging.getLogger(__name__)
@@ -33,6 +33,8 @@ class OfflineDataModule(ExperienceDataModule):
         settings: what every DataModule takes.
     """
 
+    samples: ClassVar[bool] = False
+
     def __init__(
         self,
         *,
@@ -50,6 +52,7 @@ class OfflineDataModule(ExperienceDataModule):
         self._make_scorer = scorer
         self._scorer: Any = None
         self._steps: list[int] = []
+        self._renormalised: list[str] = []
         self._probe_prompts: list[EncodedPrompt] = []
 
     @property
@@ -73,6 +76,7 @@ class OfflineDataModule(ExperienceDataModule):
                 f"rounds is {rounds}, but datamodule.path has {len(self.files)} recorded rounds; set rounds="
                 f"{len(self.files)} or less, and datamodule.passes_per_round for more than one time through each"
             )
+        self._renormalised = [str(file) for file in self.files[:rounds] if is_renormalised(file)]
         has_logprobs, sizes = True, []
         for round_ in range(rounds):
             rollouts = self._read(round_)
@@ -88,6 +92,11 @@ class OfflineDataModule(ExperienceDataModule):
         log.info("%d recorded rounds of %s", rounds, ", ".join(str(f) for f in self.files[:3]))
         if not has_logprobs and self.logprobs_from:
             log.warning("missing log-probs are computed under %s: they are not the sampler's own", self.logprobs_from)
+
+    @property
+    def is_renormalised(self) -> bool:
+        """Whether a file says that it was sampled with top_p < 1 or top_k > 0."""
+        return bool(self._renormalised)
 
     def num_steps(self, rounds: int) -> int:
         """Return the optimizer steps of the first rounds."""
@@ -112,6 +121,9 @@ class OfflineDataModule(ExperienceDataModule):
         scored = []
         counts = {"num_sequences": 1, "num_tokens": 1, "num_positives": 0}
         for r in rollouts:
+            if r.sampling_logprobs is not None:
+                scored.append(r)
+                continue
             batch = collate([r], {(r.round, r.group_id): [r]}, counts)
             logprobs = self._scorer.logprobs(batch)[0].tolist()
             scored.append(replace(r, sampling_logprobs=tuple(logprobs)))

@@ -54,12 +54,8 @@ def pack_round(
             if not trainable:
                 log.warning("round %d has an optimizer step without any sample to train on", round_)
             steps.append(_optimizer_step(trainable, groups, max_tokens))
-    if not any(step.micro_batches for step in steps):
-        failed = sum(not r.has_score for r in rollouts)
-        raise RuntimeError(
-            f"round {round_} has no trainable rollout: of {len(rollouts)} samples {failed} failed (see the log) and "
-            f"curation left out {sum(r.is_left_out for r in rollouts)}"
-        )
+    if not any(r.has_score for r in rollouts):
+        raise RuntimeError(f"round {round_} has no trainable rollout: all {len(rollouts)} samples failed (see the log)")
     return steps
 
 

@@ -60,6 +60,14 @@ def read_recording(path: Path, round_: int, codec: Codec, temperature: float) ->
     return rollouts
 
 
+def is_renormalised(path: Path) -> bool:
+    """Whether a recording of this framework says that its log-probs come from a part of the vocabulary."""
+    if path.suffix != ".parquet":
+        return False
+    metadata = (pq.read_schema(path).metadata or {}).get(KEY.encode(), b"{}")
+    return bool((json.loads(metadata).get("origin") or {}).get("is_renormalised"))
+
+
 def _rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
     if path.suffix == ".jsonl":
         for number, record in read_json_lines(path):

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, ClassVar, TypeVar
 
@@ -86,7 +87,8 @@ class RolloutDataModule(ExperienceDataModule):
                 judged = self._result(*self._ahead)
         else:
             self.ensure_snapshot(self.version_of(round_))
-            judged = self._run(partial(self._obtain, round_))
+            with self.clock.measure("waiting") if self._background is not None else nullcontext():
+                judged = self._run(partial(self._obtain, round_))
         self._ahead = None
         assert self.trainer is not None
         if self._background is not None and round_ + 1 < (self.trainer.max_epochs or 0):
@@ -124,8 +126,14 @@ class RolloutDataModule(ExperienceDataModule):
             "group_size": self.group_size,
             "sampling": repr(self.sampling),
             "engine": self.engine.name,
+            "is_renormalised": self.is_renormalised,
+            "judges": [type(c.verifier).__qualname__ for c in self._callbacks() if hasattr(c, "verifier")],
             "snapshot": [snapshot.version, snapshot.step, *snapshot.probe_logprobs],
         }
+
+    def _callbacks(self) -> list[Any]:
+        assert self.trainer is not None
+        return self.trainer.callbacks  # type: ignore[attr-defined,no-any-return]
 
     def pack(self, round_: int, rollouts: Any, num_groups: int | None = None) -> list[OptimizerStep]:
         """Return a round's optimizer steps, drawn from the newest rounds together."""
@@ -165,7 +173,7 @@ class RolloutDataModule(ExperienceDataModule):
         """End what is being made ahead, the engine, and the claim on the directory."""
         if hasattr(self, "sampler"):
             self.sampler.max_restarts = -1  # an engine that is ended is not to be started again
-        super().close()
         if self._background is not None:
-            self._background.close(SECONDS_TO_END)
-            self.engine.close()  # it may have been starting
+            self.engine.close()
+            self._background.close(SECONDS_TO_END)  # it may have been starting an engine, which is ended next
+        super().close()

@@ -175,7 +175,7 @@ def check_head(name: str, head: Objective, data: Any) -> None:
             f"datamodule.replay.rounds must be 1 for objective {name!r}: all sequences of one of its optimizer steps "
             "must come from one snapshot"
         )
-    if "sampling_logprobs" in head.requires and data.sampling.is_renormalised:
+    if "sampling_logprobs" in head.requires and data.is_renormalised:
         raise ValueError(
             f"objective {name!r} uses the engine's log-probs, but datamodule.sampling.top_p < 1 or top_k > 0 "
             "renormalises them inside the engine only, which biases every ratio; set top_p: 1.0 and top_k: 0"

@@ -16,6 +16,7 @@ import yaml
 from omegaconf import DictConfig
 from runs import assert_same_run, metrics, sampled, weights
 
+from callbacks.run_summary import RunSummary
 from callbacks.verifiers.number import Number
 from conf.resume import changed_keys, check_same_experiment
 from datamodules.engines.transformers import TransformersEngine
@@ -92,6 +93,7 @@ PHASES = {
     "training": (torch.optim.AdamW, "step", 5, True),
     "checkpointing": (torch, "save", 2, True),
     "first publishing": (Policy, "save_pretrained", 1, False),
+    "summarizing": (RunSummary, "_summary", 1, False),
 }
 SETTINGS = ["lag=1", "rounds=4", "datamodule.replay.rounds=2", "trainer.log_every_n_steps=3"]
 
@@ -115,7 +117,20 @@ def test_a_kill_in_any_phase_costs_no_bit(phase: str, undisturbed: Path, small_r
     train(small_run(*SETTINGS, "resume=true"))
     assert_same_run(tmp_path / "run", undisturbed)
     assert {path: path.stat().st_mtime_ns for path in stored} == stored  # what was paid for is not sampled again
+    assert len(list((tmp_path / "run").glob("checkpoints/round-*.ckpt"))) == 1
     assert not list((tmp_path / "run").rglob(".writing-*"))
+
+
+def test_a_kill_while_the_next_round_is_made_ahead_costs_no_bit(
+    undisturbed: Path, small_run: SmallRun, tmp_path: Path
+) -> None:
+    def killed() -> None:
+        kill_at(torch.optim.AdamW, "step", 5, after=True)
+        train(small_run(*SETTINGS, *PREFETCH))
+
+    assert in_child(killed) == -signal.SIGKILL
+    train(small_run(*SETTINGS, *PREFETCH, "resume=true"))
+    assert_same_run(tmp_path / "run", undisturbed)
 
 
 def test_twenty_kills_at_random_moments_cost_no_bit(undisturbed: Path, small_run: SmallRun, tmp_path: Path) -> None:
@@ -126,7 +141,8 @@ def test_twenty_kills_at_random_moments_cost_no_bit(undisturbed: Path, small_run
         train(small_run(*SETTINGS, "resume=true"))
 
     statuses = [in_child(lambda: killed(generator.uniform(0.05, 1.5))) for _ in range(20)]
-    assert set(statuses) <= {-signal.SIGKILL, 0, 1}  # 1: it had come to its end before, and says so
+    ended = (tmp_path / "run" / "summary.json").is_file()
+    assert set(statuses) <= ({-signal.SIGKILL, 0, 1} if ended else {-signal.SIGKILL})  # 1: it refuses to start again
     if not (tmp_path / "run" / "summary.json").is_file():
         train(small_run(*SETTINGS, "resume=true"))
     assert_same_run(tmp_path / "run", undisturbed)
@@ -143,6 +159,33 @@ def test_what_makes_another_experiment_is_refused_by_its_keys_unless_allowed(
     assert "changed on resume: lag was 1 and is 2" in caplog.messages
     assert "changed on resume: trainer.log_every_n_steps was 1 and is 7" in caplog.messages
     assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["lag"] == 2
+
+
+@pytest.mark.parametrize("key", ["datamodule.lag=2", "datamodule.seed=3"])
+def test_a_copy_that_was_set_by_itself_is_a_change(key: str, small_run: SmallRun) -> None:
+    train(small_run("rounds=1"))
+    with pytest.raises(ValueError, match=f"other values of {key.partition('=')[0]}, so"):
+        train(small_run("rounds=2", "resume=true", key))
+
+
+def test_another_verifier_is_another_experiment(small_run: SmallRun) -> None:
+    train(small_run("rounds=1"))
+    with pytest.raises(ValueError, match=r"other values of verifier\._target_, so"):
+        train(small_run("rounds=2", "resume=true", "verifier=exact"))
+
+
+def test_a_checkpoint_is_not_continued_where_another_run_or_a_newer_checkpoint_is(
+    small_run: SmallRun, tmp_path: Path
+) -> None:
+    train(small_run("rounds=1", directory=tmp_path / "a"))
+    train(small_run("rounds=3", directory=tmp_path / "b"))
+    other = tmp_path / "a" / "checkpoints" / "last.ckpt"
+    with pytest.raises(ValueError, match="already holds a run"):
+        train(small_run("rounds=3", f"ckpt_path={other}", directory=tmp_path / "b"))
+    older = tmp_path / "b" / "checkpoints" / "round-000000.ckpt"
+    older.write_bytes(b"older")
+    with pytest.raises(ValueError, match="is newer; to go back"):
+        train(small_run("rounds=3", f"ckpt_path={older}", directory=tmp_path / "b"))
 
 
 def test_more_rounds_are_another_experiment_only_under_a_schedule_that_counts_them() -> None:

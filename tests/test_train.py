@@ -54,16 +54,17 @@ def test_the_same_seed_gives_the_same_bits_and_another_seed_does_not(small_run: 
     assert sampled(tmp_path / "a") != sampled(tmp_path / "c")
 
 
-@pytest.mark.parametrize("lag", [0, 1, 3])
+@pytest.mark.parametrize("lag", [0, 1, 4, 16])
 def test_each_rollout_records_exactly_the_lag_that_was_asked(small_run: SmallRun, tmp_path: Path, lag: int) -> None:
-    train(small_run(f"lag={lag}", "rounds=5"))
-    for round_ in range(5):
+    rounds = max(5, lag + 2)
+    train(small_run(f"lag={lag}", f"rounds={rounds}"))
+    for round_ in range(rounds):
         rollouts = read_rollouts(tmp_path / "run" / "rollouts" / f"round-{round_:06d}.parquet")
         assert {r.snapshot for r in rollouts} == {max(0, round_ - lag)}
         assert {r.snapshot_step for r in rollouts} == {2 * max(0, round_ - lag)}
         assert {r.round for r in rollouts} == {round_}
     metrics = pd.read_csv(tmp_path / "run" / "metrics.csv")["train/lag_steps_max"].dropna()
-    assert metrics.tolist() == [min(step // 2, lag) * 2 + step % 2 for step in range(10)]
+    assert metrics.tolist() == [min(step // 2, lag) * 2 + step % 2 for step in range(2 * rounds)]
 
 
 @pytest.mark.parametrize("lag", [0, 2])

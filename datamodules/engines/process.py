@@ -47,8 +47,9 @@ class ProcessEngine:
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
         arguments = (self._make, theirs, self.num_threads)
-        self._process = context.Process(target=_serve, args=arguments, name="engine", daemon=True)
-        self._process.start()
+        process = context.Process(target=_serve, args=arguments, name="engine", daemon=True)
+        process.start()
+        self._process = process  # from here on there is something to end
         theirs.close()
 
     def generate(

@@ -175,9 +175,10 @@ class VLLMEngine:
             return
         llm, self._llm = self._llm, None
         atexit.unregister(self.close)
+        llm.llm_engine.engine_core.shutdown()
         if self._watch is not None:
             self._watch.stop()
-        llm.llm_engine.engine_core.shutdown()
+            self._watch.wake()  # another thread may be in the middle of sampling
         del llm
         gc.collect()
 

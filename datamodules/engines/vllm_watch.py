@@ -31,8 +31,12 @@ class DeathWatch:
     def _look(self) -> None:
         while not self._is_stopped.wait(SECONDS_BETWEEN_LOOKS):
             if self._client.resources.engine_dead:
-                self._client.outputs_queue.put_nowait(self._error)
-                for future in list(self._client.utility_results.values()):
-                    if not future.done():
-                        future.set_exception(self._error)
+                self.wake()
                 return
+
+    def wake(self) -> None:
+        """Have every call that waits for an answer raise."""
+        self._client.outputs_queue.put_nowait(self._error)
+        for future in list(self._client.utility_results.values()):
+            if not future.done():
+                future.set_exception(self._error)

@@ -29,7 +29,7 @@ def trainer(global_step: int = 10, log_every_n_steps: int = 5, *, top_p: float =
     return SimpleNamespace(
         global_step=global_step,
         log_every_n_steps=log_every_n_steps,
-        datamodule=SimpleNamespace(sampling=Sampling(max_tokens=4, top_p=top_p)),
+        datamodule=SimpleNamespace(sampling=Sampling(max_tokens=4, top_p=top_p), samples=True),
         callback_metrics={names[key]: torch.tensor(value) for key, value in metrics.items()},
     )
 

@@ -168,7 +168,7 @@ def test_a_step_in_which_every_sample_failed_keeps_its_place_and_has_no_micro_ba
 
 def test_a_round_in_which_everything_failed_ends_the_run(make_round: Callable[..., list[Rollout]]) -> None:
     rollouts = make_round([(g, s) for g in range(GROUPS) for s in range(SIBLINGS)])
-    with pytest.raises(RuntimeError, match=r"^round 3 has no trainable rollout: of 24 samples 24 failed "):
+    with pytest.raises(RuntimeError, match=r"^round 3 has no trainable rollout: all 24 samples failed"):
         pack(rollouts)
 
 

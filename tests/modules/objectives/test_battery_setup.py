@@ -40,7 +40,7 @@ def refusal(
     data = SimpleNamespace(
         provides=OPTIONAL - {lacking},
         group_size=group_size,
-        sampling=sampling,
+        is_renormalised=sampling.is_renormalised,
         mixes_snapshots=mixes_snapshots,
         drops_equal_groups=drops_equal_groups,
     )
