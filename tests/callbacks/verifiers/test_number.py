@@ -1,6 +1,5 @@
-"""Numeric answers as people and models write them, and floods that must not hold up a run."""
+"""Numeric answers as people and models write them."""
 
-import time
 from fractions import Fraction
 
 import pytest
@@ -186,38 +185,6 @@ def test_equality_is_exact_not_within_a_float() -> None:
 )
 def test_a_completion_without_a_number_is_unparseable_and_scores_0(completion: str) -> None:
     assert Number()(completion, "4") == Verdict("unparseable", 0.0, detail="no number")
-
-
-@pytest.mark.parametrize("text", ["1e999999999", "#### 1e999999999", "1e-999999999", "1e100", "\\boxed{1e100}"])
-def test_a_number_too_large_to_read_is_not_taken_for_a_part_of_it(text: str) -> None:
-    assert read(text) == "unparseable"
-
-
-@pytest.mark.parametrize(
-    "completion",
-    [
-        "9" * 1_000_000,
-        "#### " + "9" * 1_000_000,
-        "\\boxed{" + "9" * 1_000_000 + "}",
-        "1e" + "9" * 1_000_000,
-        "9**9**9",
-        "1e999999999",
-        "-" * 1_000_000,
-        "1," * 200_000,
-        ".1" * 200_000,
-        "\\frac{" * 150_000,
-        "\\frac{1}{" + "1" * 1_000_000,
-        "#" * 1_000_000,
-        "{" * 1_000_000,
-        "\\boxed{" + "{" * 1_000_000,
-        "\\boxed{" * 3_000,
-    ],
-    ids=lambda text: text[:10],
-)
-def test_a_flood_is_judged_fast_and_is_not_correct(completion: str) -> None:
-    start = time.process_time()
-    assert Number()(completion, "387420489").status != "correct"
-    assert time.process_time() - start < 2.0
 
 
 @pytest.mark.parametrize("answer", ["", "none", "\\boxed{}", "1/0", "9" * 200])

@@ -19,12 +19,13 @@ from modules.policy import Policy
 
 ROOT = Path(__file__).parents[3]
 DRIVER = """
-import sys, time
+import signal, sys, time
 from pathlib import Path
 from datamodules.engines.vllm import VLLMEngine
 from datamodules.snapshots import SnapshotStore
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job begins with it ignored
     engine = VLLMEngine("float32", 64, None, 1, True, None, 1e-3)
     engine.load(SnapshotStore(sys.argv[1]).get(0))
     print("loaded", flush=True)
