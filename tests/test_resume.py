@@ -13,6 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from omegaconf import DictConfig
 from runs import assert_same_run, metrics, sampled, weights
 
@@ -28,30 +30,44 @@ SmallRun = Callable[..., DictConfig]
 PREFETCH = ["datamodule.prefetch=true", "engine=transformers_process", "num_threads=1"]
 
 
-@pytest.mark.parametrize(
-    ("settings", "cut"),
-    [
-        (["lag=0"], 2),
-        (["lag=1", "datamodule.passes_per_round=2"], 1),
-        (["lag=3", "datamodule.replay.rounds=2"], 3),
-        (["lag=1", "datamodule.replay.rounds=3", "curation=anna_karenina"], 2),
-        (["lag=1", *PREFETCH], 2),
-        (["lag=3", *PREFETCH], 2),
-    ],
-)
-def test_rounds_in_two_runs_equal_as_many_in_one(
-    settings: list[str], cut: int, small_run: SmallRun, tmp_path: Path
-) -> None:
-    whole, first, second = (tmp_path / name for name in ("whole", "first", "second"))
-    train(small_run(*settings, "rounds=5", directory=whole))
+def check_cut(small_run: SmallRun, directory: Path, settings: list[str], cut: int, rounds: int) -> None:
+    """Run some rounds at once, and in two parts elsewhere and in place; all must be the same."""
+    whole, first, second = (directory / name for name in ("whole", "first", "second"))
+    train(small_run(*settings, f"rounds={rounds}", directory=whole))
     train(small_run(*settings, f"rounds={cut}", directory=first))
     checkpoint = first / "checkpoints" / "last.ckpt"
-    train(small_run(*settings, "rounds=5", f"ckpt_path={checkpoint}", directory=second))
+    train(small_run(*settings, f"rounds={rounds}", f"ckpt_path={checkpoint}", directory=second))
     torch.testing.assert_close(weights(second), weights(whole), rtol=0.0, atol=0.0)
     assert metrics(second) == metrics(whole)
     assert [row for row in sampled(second) if row["round"] >= cut] == [r for r in sampled(whole) if r["round"] >= cut]
-    train(small_run(*settings, "rounds=5", "resume=true", directory=first))  # and in its own place
+    train(small_run(*settings, f"rounds={rounds}", "resume=true", directory=first))
     assert_same_run(first, whole)
+
+
+@settings(max_examples=6, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    lag=st.integers(0, 4),
+    replay=st.integers(1, 3),
+    passes=st.integers(1, 2),
+    cut=st.integers(1, 3),
+    curation=st.sampled_from(["none", "anna_karenina", "balance"]),
+)
+def test_a_run_in_two_parts_is_the_run_in_one(
+    lag: int, replay: int, passes: int, cut: int, curation: str, small_run: SmallRun, tmp_path: Path
+) -> None:
+    chosen = [f"lag={lag}", f"datamodule.replay.rounds={replay}", f"datamodule.passes_per_round={passes}"]
+    directory = tmp_path / f"{lag}-{replay}-{passes}-{cut}-{curation}"
+    check_cut(small_run, directory, [*chosen, f"curation={curation}"], cut, rounds=4)
+
+
+@pytest.mark.parametrize("lag", [1, 3])
+def test_so_it_is_while_rounds_are_made_ahead(lag: int, small_run: SmallRun, tmp_path: Path) -> None:
+    check_cut(small_run, tmp_path, [f"lag={lag}", *PREFETCH], 2, rounds=4)
+
+
+@pytest.mark.parametrize("lag", [0, 1, 3])
+def test_ten_rounds_equal_five_and_five(lag: int, small_run: SmallRun, tmp_path: Path) -> None:
+    check_cut(small_run, tmp_path, [f"lag={lag}"], 5, rounds=10)
 
 
 def in_child(function: Callable[[], Any]) -> int:
