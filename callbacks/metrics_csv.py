@@ -60,7 +60,7 @@ class MetricsCSV(Logger):
             return
         new = sorted({key for row in self._pending for key in row} - set(self._columns) - {"step"})
         if new or not self.num_rows:
-            earlier = self._read(self.num_rows)
+            earlier = _first_rows(self.path, self.num_rows)
             self._columns = ["step", *sorted({*self._columns, *new} - {"step"})]
             self._write([*earlier, *self._pending])
         else:
@@ -75,15 +75,12 @@ class MetricsCSV(Logger):
         Raises:
             ValueError: it has fewer.
         """
-        rows = _rows(path)[:num_rows] if num_rows else []
+        rows = _first_rows(path, num_rows)
         if len(rows) < num_rows:
             raise ValueError(f"{path} has {len(rows)} rows, and the checkpoint was written after {num_rows}")
         self._columns = [key for key in rows[0] if key is not None] if rows else []
         self.num_rows = num_rows
         self._write(rows)
-
-    def _read(self, num_rows: int) -> list[dict[str, Any]]:
-        return _rows(self.path)[:num_rows] if num_rows else []
 
     def _write(self, rows: list[dict[str, Any]]) -> None:
         with atomic_file(self.path) as temporary, temporary.open("w", newline="") as file:
@@ -97,6 +94,8 @@ class MetricsCSV(Logger):
         self.save()
 
 
-def _rows(path: Path) -> list[dict[str, Any]]:
+def _first_rows(path: Path, num_rows: int) -> list[dict[str, Any]]:
+    if not num_rows:
+        return []
     with path.open(newline="") as file:
-        return list(csv.DictReader(file))
+        return list(csv.DictReader(file))[:num_rows]

@@ -52,7 +52,7 @@ def _root_keys(conf: Path) -> set[str]:
 def _unknown_root_key(override: str, known: set[str]) -> str | None:
     """Return what is wrong with `lags=4`; keys below a node are Hydra's to check."""
     key, separator, _ = override.partition("=")
-    if not separator or not key.isidentifier() or key in known or key == "hydra":
+    if not separator or not key.isidentifier() or key in known:
         return None
     close = difflib.get_close_matches(key, sorted(known), n=1)
     return f"{key} is not a key of the configuration" + (f"; did you mean {close[0]}?" if close else "")

@@ -25,6 +25,11 @@ def informative_only(groups: Groups) -> list[list[bool]]:
     return [[len({r.reward for r in group if r.has_score}) > 1] * len(group) for group in groups]
 
 
+def drops_equal_groups(curation: Curation) -> bool:
+    """Whether a curation, as a config makes it, leaves out groups of equal rewards."""
+    return getattr(curation, "func", curation) is informative_only
+
+
 def anna_karenina(groups: Groups) -> list[list[bool]]:
     """Keep each prompt's first correct completion and all incorrect ones (arXiv:2503.14286)."""
     kept = []

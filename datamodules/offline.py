@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 
 from datamodules.canary import make_probe
-from datamodules.curation import Curation, curate, informative_only
+from datamodules.curation import Curation, curate, drops_equal_groups
 from datamodules.experience import ExperienceDataModule
 from datamodules.packing import collate
 from datamodules.recordings import is_renormalised, read_recording, recording_files
@@ -47,12 +47,12 @@ class OfflineDataModule(ExperienceDataModule):
         super().__init__(**settings)
         self.files = recording_files(path)
         self.curation = curation
-        self.drops_equal_groups = getattr(curation, "func", curation) is informative_only
+        self.drops_equal_groups = drops_equal_groups(curation)
         self.logprobs_from = logprobs_from
         self._make_scorer = scorer
         self._scorer: Any = None
         self._steps: list[int] = []
-        self._renormalised: list[str] = []
+        self._is_renormalised = False
         self._probe_prompts: list[EncodedPrompt] = []
 
     @property
@@ -76,7 +76,7 @@ class OfflineDataModule(ExperienceDataModule):
                 f"rounds is {rounds}, but datamodule.path has {len(self.files)} recorded rounds; set rounds="
                 f"{len(self.files)} or less, and datamodule.passes_per_round for more than one time through each"
             )
-        self._renormalised = [str(file) for file in self.files[:rounds] if is_renormalised(file)]
+        self._is_renormalised = any(is_renormalised(file) for file in self.files[:rounds])
         has_logprobs, sizes = True, []
         for round_ in range(rounds):
             rollouts = self._read(round_)
@@ -96,7 +96,7 @@ class OfflineDataModule(ExperienceDataModule):
     @property
     def is_renormalised(self) -> bool:
         """Whether a file says that it was sampled with top_p < 1 or top_k > 0."""
-        return bool(self._renormalised)
+        return self._is_renormalised
 
     def num_steps(self, rounds: int) -> int:
         """Return the optimizer steps of the first rounds."""

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 from datamodules.codec import Codec
 from datamodules.prompts.jsonl import read_json_lines
 from datamodules.prompts.source import user_turn
-from datamodules.store import KEY, read_rollouts
+from datamodules.store import read_origin, read_rollouts
 from datamodules.types import Prompt, Rollout, Verdict
 
 
@@ -45,7 +45,7 @@ def read_recording(path: Path, round_: int, codec: Codec, temperature: float) ->
     Raises:
         ValueError: a field is missing or makes no sense, with file and row.
     """
-    if path.suffix == ".parquet" and KEY.encode() in (pq.read_schema(path).metadata or {}):
+    if path.suffix == ".parquet" and read_origin(path) is not None:
         return read_rollouts(path)
     rollouts: list[Rollout] = []
     last: Any = None
@@ -62,10 +62,8 @@ def read_recording(path: Path, round_: int, codec: Codec, temperature: float) ->
 
 def is_renormalised(path: Path) -> bool:
     """Whether a recording of this framework says that its log-probs come from a part of the vocabulary."""
-    if path.suffix != ".parquet":
-        return False
-    metadata = (pq.read_schema(path).metadata or {}).get(KEY.encode(), b"{}")
-    return bool((json.loads(metadata).get("origin") or {}).get("is_renormalised"))
+    origin = read_origin(path) if path.suffix == ".parquet" else None
+    return bool(origin and origin.get("is_renormalised"))
 
 
 def _rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, TypeVar
 
 from datamodules.background import Background
 from datamodules.counts import check_at_least, check_batch_size
-from datamodules.curation import Curation, curate, informative_only
+from datamodules.curation import Curation, curate, drops_equal_groups
 from datamodules.experience import ExperienceDataModule
 from datamodules.prompt_order import PromptOrder
 from datamodules.replay import Replay
@@ -65,7 +65,7 @@ class RolloutDataModule(ExperienceDataModule):
         self.curation = curation
         self.replay = replay
         self.mixes_snapshots = replay.rounds > 1
-        self.drops_equal_groups = getattr(curation, "func", curation) is informative_only
+        self.drops_equal_groups = drops_equal_groups(curation)
         self.steps_per_round = prompts_per_round * group_size // self.batch_size * self.passes_per_round
         self.store = RolloutStore(self.directory / "rollouts")
         self._background = Background() if prefetch else None

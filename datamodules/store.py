@@ -69,9 +69,7 @@ class RolloutStore:
         path = self.path(round_)
         if not path.is_file():
             return None
-        metadata = pq.read_schema(path).metadata or {}
-        recorded = json.loads(metadata.get(KEY.encode(), b"{}")).get("origin")
-        return read_rollouts(path) if recorded == json.loads(json.dumps(origin)) else None
+        return read_rollouts(path) if read_origin(path) == json.loads(json.dumps(origin)) else None
 
     def read_round(self, round_: int) -> list[Rollout]:
         """Return a round that this run has stored.
@@ -97,6 +95,12 @@ class RolloutStore:
                 raise FileNotFoundError(f"replay needs round {round_}, but {other} is gone")
             with atomic_file(self.path(round_)) as temporary:
                 shutil.copyfile(other, temporary)
+
+
+def read_origin(path: Path) -> dict[str, Any] | None:
+    """Return what determined a stored round, or None for a file made elsewhere."""
+    metadata = (pq.read_schema(path).metadata or {}).get(KEY.encode())
+    return None if metadata is None else json.loads(metadata).get("origin", {})
 
 
 def read_rollouts(path: Path | str) -> list[Rollout]:

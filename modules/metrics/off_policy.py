@@ -124,10 +124,6 @@ class OffPolicyMetrics(Metric):
             **self._of_sequences(),
         }
 
-    def lags(self) -> Tensor:
-        """Return optimizer steps between sampling and training of each sequence since the last reset, [N]."""
-        return dim_zero_cat(self.sequences)[:, 1] if self.sequences else self.sums.new_zeros(0)
-
     def _of_sequences(self) -> dict[str, float]:
         if not self.sequences:
             return {}
