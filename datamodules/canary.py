@@ -63,7 +63,7 @@ def check_canary(engine: Engine, snapshot: Snapshot, previous: tuple[float, ...]
         raise CanaryError(
             f"engine {engine.name} does not hold snapshot {snapshot.version}: probe log-probs differ by up to "
             f"{worst:.2e}, allowed is its canary_tolerance={engine.canary_tolerance} ({rows}). If policy.dtype or "
-            "engine.dtype is bfloat16, give both the same dtype and raise engine.canary_tolerance to 0.5 (with "
+            "engine.dtype is bfloat16, give both the same dtype and raise engine.canary_tolerance to 1.0 (with "
             "engine=auto: engine.vllm.dtype, engine.vllm.canary_tolerance); otherwise the engine's weights are stale"
         )
     return engine_logprobs

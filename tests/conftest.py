@@ -104,14 +104,6 @@ def small_run(compose: Callable[..., DictConfig], tmp_path: Path) -> Callable[..
     return compose_
 
 
-def _counts(overrides: tuple[str, ...]) -> list[str]:
-    """Return the sizes of a round that the chosen DataModule takes."""
-    if "datamodule=offline" in overrides:
-        return []
-    prompts = "datamodule.prompts_per_round=8"
-    return [prompts] if "datamodule=demonstrations" in overrides else [prompts, "datamodule.group_size=4"]
-
-
 @pytest.fixture(scope="session")
 def make_rollout() -> Callable[..., Rollout]:
     """Return a maker of judged rollouts; `score=None` makes one that failed in judging."""
