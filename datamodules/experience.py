@@ -37,7 +37,7 @@ class ExperienceDataModule(L.LightningDataModule, ABC):
         directory: of the run; snapshots and rollouts go below it.
         batch_size: sequences of one optimizer step.
         passes_per_round: times that a round is trained on, reshuffled each time.
-        max_tokens_per_micro_batch: largest padded size of one forward pass, in tokens.
+        max_tokens_per_micro_batch: most packed tokens of one forward pass, a prompt that siblings share counted once.
         max_engine_restarts: times that an engine which dies is started again, for one set of prompts.
         lag: rounds between the weights that sample and the round.
         seed: the run's seed.

@@ -10,9 +10,9 @@ from typing import Any, ClassVar
 import torch
 
 from datamodules.canary import make_probe
+from datamodules.collate import collate
 from datamodules.curation import Curation, curate, drops_equal_groups
 from datamodules.experience import ExperienceDataModule
-from datamodules.packing import collate
 from datamodules.recordings import is_renormalised, read_recording, recording_files
 from datamodules.types import EncodedPrompt, Probe, Prompt, Rollout
 

@@ -1,7 +1,7 @@
 """The values that travel from prompts to objectives, one frozen dataclass for each stage.
 
-Shape legend for every tensor in the project: B sequences of one micro-batch, T tokens of prompt plus
-completion, C tokens of the longest completion, G siblings of one prompt, V vocabulary.
+Shape legend for every tensor in the project: B sequences of one micro-batch, N packed tokens of them, T tokens of
+prompt plus completion, C tokens of the longest completion, G siblings of one prompt, V vocabulary.
 """
 
 from collections.abc import Mapping
@@ -141,16 +141,26 @@ class Rollout:
 
 
 @dataclass(frozen=True, slots=True)
+class PackedGroup:
+    """Tokens of one prompt in a micro-batch, and behind them the completions that share it."""
+
+    prompt_length: int
+    completion_lengths: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class RolloutBatch:
-    """One micro-batch. All that an objective sees is completion-aligned and right-padded.
+    """One micro-batch. The model's inputs are packed; all that an objective sees is completion-aligned, right-padded.
 
     Each row carries its whole group's rewards and lengths, so that a baseline comes from the row alone and
     any split into micro-batches gives the same loss. The three counts are those of the whole optimizer step
     and the only denominators.
     """
 
-    input_ids: Tensor  # [B, T] prompt then completion, right-padded
-    prompt_lengths: Tensor  # [B]
+    input_ids: Tensor  # [N] group after group, without padding
+    position_ids: Tensor  # [N] of each token in its own sequence
+    predictors: Tensor  # [B, C] which packed token's state predicts each completion token, 0 off the mask
+    groups: tuple[PackedGroup, ...]  # how the N tokens are cut; their completions in order are the B rows
     completion_ids: Tensor  # [B, C]
     completion_mask: Tensor  # [B, C] True on sampled tokens
     rewards: Tensor  # [B] verifier scores in [0, 1]

@@ -1,5 +1,6 @@
 """The policy: a Hugging Face causal LM with its tokenizer, asked only for log-probs of sampled tokens."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +9,12 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
-from datamodules.types import Probe, RolloutBatch
-from modules.token_logprobs import token_logprobs
+from datamodules.types import PackedGroup, Probe, RolloutBatch
+from modules.packed_attention import NAME as PACKED
+from modules.packed_attention import plan_attention
+from modules.packing_check import check_packing
+from modules.padded_states import padded_states
+from modules.token_logprobs import LogitScale, token_logprobs
 
 
 class Policy(nn.Module):
@@ -21,9 +26,6 @@ class Policy(nn.Module):
         gradient_checkpointing: recompute activations in the backward pass; for models that do not fit otherwise.
     """
 
-    _logit_multiplier: float
-    _logit_cap: float | None
-
     def __init__(self, model: Any, tokenizer: Any, *, gradient_checkpointing: bool = False) -> None:
         super().__init__()
         self.model = model
@@ -34,8 +36,10 @@ class Policy(nn.Module):
         self.vocabulary: int = config.vocab_size
         self.stop_token_ids = _stop_token_ids(model, tokenizer)
         multiplier, divisor = getattr(config, "logit_scale", None), getattr(config, "logits_scaling", None)
-        self._logit_multiplier = float((multiplier or 1.0) / (divisor or 1.0))
-        self._logit_cap = getattr(config, "final_logit_softcapping", None)
+        self._logit_scale = LogitScale(
+            multiplier=float((multiplier or 1.0) / (divisor or 1.0)),
+            cap=getattr(config, "final_logit_softcapping", None),
+        )
         _disable_dropout(model)
         model.train()
         if gradient_checkpointing:
@@ -49,10 +53,11 @@ class Policy(nn.Module):
             path: hub id, or a directory as `save_pretrained` writes it.
             dtype: "float32" or "bfloat16" of the trained weights.
             gradient_checkpointing: recompute activations in the backward pass.
-            attn_implementation: "sdpa", "eager", "flash_attention_2" and what else transformers knows.
+            attn_implementation: "packed", or one of transformers' own ("sdpa", "eager", ...), which pad.
 
         Raises:
-            ValueError: the dtype is unknown, the directory is missing, or it has no model or no tokenizer.
+            ValueError: the dtype is unknown, the directory is missing, it has no model or no tokenizer, or the model
+                cannot be packed.
         """
         if dtype not in ("float32", "bfloat16"):
             raise ValueError(f"policy.dtype must be float32 or bfloat16, got {dtype!r}")
@@ -65,40 +70,45 @@ class Policy(nn.Module):
         model = AutoModelForCausalLM.from_pretrained(
             path, dtype=getattr(torch, dtype), attn_implementation=attn_implementation
         )
+        if attn_implementation == PACKED:
+            check_packing(model)
         return cls(model, tokenizer, gradient_checkpointing=gradient_checkpointing)
 
     def logprobs(self, batch: RolloutBatch) -> Tensor:
-        """Return the log-prob of each completion token at the batch's temperature, zero off the mask, [B, C].
-
-        Right padding needs no attention mask: in a causal model no real token sees what stands behind it.
-        """
-        hidden = self._hidden_states(batch.input_ids)  # [B, T, D]
-        columns = torch.arange(batch.completion_ids.shape[1], device=hidden.device)
-        before = (batch.prompt_lengths[:, None] + columns - 1).clamp(max=hidden.shape[1] - 1)
-        rows = torch.arange(len(hidden), device=hidden.device)[:, None].expand_as(before)
+        """Return the log-prob of each completion token at the batch's temperature, zero off the mask, [B, C]."""
+        hidden = self._hidden_states(batch.input_ids, batch.position_ids, batch.groups)  # [N, D]
         mask = batch.completion_mask
-        chosen = self._token_logprobs(hidden[rows[mask], before[mask]], batch.completion_ids[mask], batch.temperature)
+        states = hidden.index_select(0, batch.predictors[mask])
+        chosen = self._token_logprobs(states, batch.completion_ids[mask], batch.temperature)
         return torch.zeros(mask.shape, dtype=chosen.dtype, device=chosen.device).masked_scatter(mask, chosen)
 
     @torch.no_grad()
     def probe_logprobs(self, probe: Probe) -> tuple[float, ...]:
         """Return the log-probs of a probe's tokens, for the sync canary."""
         device = self.model.get_input_embeddings().weight.device
-        ids = torch.tensor([probe.token_ids], device=device)
+        ids = torch.tensor(probe.token_ids, device=device)
         positions = torch.tensor(probe.positions, device=device)
-        hidden = self._hidden_states(ids)[0, positions - 1]
-        return tuple(self._token_logprobs(hidden, ids[0, positions], probe.temperature).tolist())
+        hidden = self._hidden_states(ids, torch.arange(len(ids), device=device), (PackedGroup(len(ids), ()),))
+        return tuple(self._token_logprobs(hidden[positions - 1], ids[positions], probe.temperature).tolist())
 
-    def _hidden_states(self, input_ids: Tensor) -> Tensor:
-        return self.model.base_model(input_ids=input_ids, use_cache=False).last_hidden_state
+    def _hidden_states(self, input_ids: Tensor, position_ids: Tensor, groups: tuple[PackedGroup, ...]) -> Tensor:
+        """Return the last state of each packed token, [N, D]."""
+        if self.model.config.get_text_config()._attn_implementation != PACKED:
+            return padded_states(self.model.base_model, input_ids, groups)
+        plan = plan_attention(groups, input_ids.device)
+        output = self.model.base_model(
+            input_ids=input_ids[None], position_ids=position_ids[None], use_cache=False, packing=plan
+        )
+        return output.last_hidden_state[0]
 
     def _token_logprobs(self, hidden: Tensor, targets: Tensor, temperature: float) -> Tensor:
-        return token_logprobs(hidden, targets, self._logits, vocabulary=self.vocabulary, temperature=temperature)
-
-    def _logits(self, hidden: Tensor) -> Tensor:
-        """Apply the output head as the model's config says: scale (Cohere, Granite) and soft cap (Gemma)."""
-        logits = self.model.get_output_embeddings()(hidden) * self._logit_multiplier
-        return logits if self._logit_cap is None else self._logit_cap * torch.tanh(logits / self._logit_cap)
+        return token_logprobs(
+            hidden,
+            targets,
+            self.model.get_output_embeddings(),
+            vocabulary=self.vocabulary,
+            scale=replace(self._logit_scale, temperature=temperature),
+        )
 
     def save_pretrained(self, directory: Path) -> None:
         """Write model and tokenizer as a directory that `AutoModelForCausalLM.from_pretrained` loads."""

@@ -5,6 +5,7 @@ import string
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from modules.packed_attention import NAME as PACKED
 from modules.policy import Policy
 
 PAD, UNKNOWN, END, USER, ASSISTANT = "<pad>", "<unk>", "<end>", "<user>", "<assistant>"
@@ -66,5 +67,6 @@ def tiny_policy(
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
+        attn_implementation=PACKED,
     )
     return Policy(LlamaForCausalLM(config), tokenizer)

@@ -6,8 +6,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from datamodules.packing import collate
-from datamodules.types import Rollout, RolloutBatch
+from datamodules.collate import collate
+from datamodules.types import PackedGroup, Rollout, RolloutBatch
 
 MakeRollout = Callable[..., Rollout]
 COUNTS = {"num_sequences": 5, "num_tokens": 60, "num_positives": 2}
@@ -49,14 +49,29 @@ def test_each_of_several_end_tokens_is_a_sampled_token(make_rollout: MakeRollout
     assert_same(batch.completion_ids, [[5, end, 0], [5, 6, end]], torch.long)
 
 
-def test_inputs_are_prompt_then_completion_and_log_probs_stand_at_their_tokens(make_rollout: MakeRollout) -> None:
+def test_inputs_are_packed_and_log_probs_stand_at_their_tokens(make_rollout: MakeRollout) -> None:
     batch = batch_of(
         make_rollout(0, 0, prompt_ids=(7, 8, 9), completion_ids=(4, 2), sampling_logprobs=(-0.5, -0.25)),
         make_rollout(0, 1, prompt_ids=(7,), completion_ids=(3, 3, 2), sampling_logprobs=(-1.0, -2.0, -4.0)),
     )
-    assert_same(batch.input_ids, [[7, 8, 9, 4, 2], [7, 3, 3, 2, 0]], torch.long)
-    assert_same(batch.prompt_lengths, [3, 1], torch.long)
+    assert_same(batch.input_ids, [7, 8, 9, 4, 2, 7, 3, 3, 2], torch.long)
+    assert_same(batch.position_ids, [0, 1, 2, 3, 4, 0, 1, 2, 3], torch.long)
+    assert_same(batch.predictors, [[2, 3, 0], [5, 6, 7]], torch.long)
+    assert batch.groups == (PackedGroup(3, (2,)), PackedGroup(1, (3,)))
     assert_same(batch.sampling_logprobs, [[-0.5, -0.25, 0.0], [-1.0, -2.0, -4.0]], torch.float32)
+
+
+def test_neighbours_with_the_same_prompt_share_it(make_rollout: MakeRollout) -> None:
+    batch = batch_of(
+        make_rollout(0, 0, prompt_ids=(7, 8), completion_ids=(4, 2), sampling_logprobs=None),
+        make_rollout(0, 1, prompt_ids=(7, 8), completion_ids=(), sampling_logprobs=None),
+        make_rollout(0, 2, prompt_ids=(7, 8), completion_ids=(3,), sampling_logprobs=None),
+        make_rollout(0, 3, prompt_ids=(9,), completion_ids=(5,), sampling_logprobs=None),
+    )
+    assert_same(batch.input_ids, [7, 8, 4, 2, 3, 9, 5], torch.long)
+    assert_same(batch.position_ids, [0, 1, 2, 3, 2, 0, 1], torch.long)
+    assert_same(batch.predictors, [[1, 2], [0, 0], [1, 0], [5, 0]], torch.long)
+    assert batch.groups == (PackedGroup(2, (2, 0, 1)), PackedGroup(1, (1,)))
 
 
 def test_each_row_carries_its_own_groups_rewards_and_lengths(make_rollout: MakeRollout) -> None:

@@ -54,9 +54,9 @@ def pack(
 def samples(step: OptimizerStep) -> list[tuple[int, int]]:
     """Return the (group, sibling) pairs of a step, read from the token ids."""
     return [
-        (int(ids[0]), int(completion[0]))
+        (int(batch.input_ids[place]), int(completion[0]))
         for batch in step.micro_batches
-        for ids, completion in zip(batch.input_ids, batch.completion_ids, strict=True)
+        for place, completion in zip(batch.predictors[:, 0], batch.completion_ids, strict=True)
     ]
 
 
@@ -110,30 +110,6 @@ def test_counts_are_those_of_the_whole_step_however_it_is_cut(
 def test_positives_are_scores_above_one_half(make_rollout: MakeRollout) -> None:
     (step,) = pack([make_rollout(0, s, score=score) for s, score in enumerate((0.0, 0.5, 0.51, 1.0))], batch_size=4)
     assert {b.num_positives for b in step.micro_batches} == {2}
-
-
-@pytest.mark.parametrize(
-    ("max_tokens", "widths"),
-    [
-        (1000, [[10, 9, 5, 5, 2, 1]]),
-        (20, [[10, 9], [5, 5, 2, 1]]),
-        (19, [[10], [9, 5], [5, 2, 1]]),
-        (7, [[10], [9], [5], [5], [2, 1]]),  # one alone may be longer than the limit
-        (1, [[10], [9], [5], [5], [2], [1]]),
-    ],
-)
-def test_micro_batches_are_longest_first_and_their_padded_size_is_within_the_limit(
-    make_rollout: MakeRollout, max_tokens: int, widths: list[list[int]]
-) -> None:
-    totals = (5, 1, 10, 2, 9, 5)
-    rollouts = [
-        make_rollout(0, s, prompt_ids=(7,) * (n // 2), completion_ids=(4,) * (n - n // 2), sampling_logprobs=None)
-        for s, n in enumerate(totals)
-    ]
-    (step,) = pack(rollouts, batch_size=6, max_tokens=max_tokens)
-    found = [(b.prompt_lengths + b.completion_mask.sum(1)).tolist() for b in step.micro_batches]
-    assert found == widths
-    assert [b.input_ids.shape[1] for b in step.micro_batches] == [max(row) for row in widths]
 
 
 def test_passes_are_shuffled_differently_and_repeat_for_the_same_seed_and_round(

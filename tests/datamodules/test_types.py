@@ -11,15 +11,15 @@ import torch
 from datamodules.types import OptimizerStep, Rollout, RolloutBatch, Sampling, Verdict
 
 TENSORS = {
-    "input_ids", "prompt_lengths", "completion_ids", "completion_mask", "rewards", "group_id", "group_rewards",
-    "group_lengths", "snapshot_step", "is_truncated", "sampling_logprobs", "old_logprobs",
+    "input_ids", "position_ids", "predictors", "completion_ids", "completion_mask", "rewards", "group_id",
+    "group_rewards", "group_lengths", "snapshot_step", "is_truncated", "sampling_logprobs", "old_logprobs",
 }  # fmt: skip
 
 
 @pytest.fixture
 def batch() -> RolloutBatch:
     tensors = {name: torch.ones(2, 3) for name in TENSORS}
-    return RolloutBatch(**tensors, temperature=0.6, num_sequences=8, num_tokens=24, num_positives=5)
+    return RolloutBatch(**tensors, groups=(), temperature=0.6, num_sequences=8, num_tokens=24, num_positives=5)
 
 
 def devices(batch: RolloutBatch) -> dict[str, str]:

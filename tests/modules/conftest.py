@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from datamodules.types import RolloutBatch
+from datamodules.collate import collate
+from datamodules.types import Rollout, RolloutBatch
 from modules.objectives.objective import Objective
 from modules.policy_module import PolicyModule
 
-PROMPT_LENGTH = 2
 VOCABULARY = 10
 
 
@@ -42,8 +42,10 @@ def _make_batch(
     sampling = -3.0 * torch.rand(shape, generator=random, dtype=dtype) - 0.1
     moved = 0.7 * torch.randn(shape, generator=random, dtype=dtype) if drift is None else drift
     batch = RolloutBatch(
-        input_ids=torch.randint(VOCABULARY, (shape[0], PROMPT_LENGTH + shape[1]), generator=random),
-        prompt_lengths=torch.full((shape[0],), PROMPT_LENGTH),
+        input_ids=torch.zeros(shape[0], dtype=torch.long),  # the model's part, which no objective sees
+        position_ids=torch.zeros(shape[0], dtype=torch.long),
+        predictors=torch.zeros(shape, dtype=torch.long),
+        groups=(),
         completion_ids=torch.randint(VOCABULARY, shape, generator=random),
         completion_mask=mask,
         rewards=rewards,
@@ -72,6 +74,23 @@ def _gradient(head: Objective, logprobs: Tensor, batch: RolloutBatch) -> Tensor:
     leaf = logprobs.detach().clone().requires_grad_()
     (gradient,) = torch.autograd.grad(_step_loss(head, leaf, batch), leaf)
     return gradient
+
+
+@pytest.fixture
+def make_packed(make_rollout: Callable[..., Rollout]) -> Callable[..., RolloutBatch]:
+    """Return a maker of batches from (prompt, completion) pairs of token ids."""
+
+    def make(*sequences: tuple[Sequence[int], Sequence[int]], temperature: float = 1.0) -> RolloutBatch:
+        rows = [
+            make_rollout(
+                0, s, prompt_ids=tuple(prompt), completion_ids=tuple(completion), sampling_logprobs=None,
+                temperature=temperature,
+            )
+            for s, (prompt, completion) in enumerate(sequences)
+        ]  # fmt: skip
+        return collate(rows, {(rows[0].round, 0): rows}, {"num_sequences": 1, "num_tokens": 1, "num_positives": 0})
+
+    return make
 
 
 @pytest.fixture

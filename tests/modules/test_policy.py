@@ -17,37 +17,29 @@ from modules.policy import Policy
 from modules.tiny_policy import character_tokenizer, tiny_policy
 
 TEMPERATURE = 0.6
+Sequence = tuple[list[int], list[int]]  # prompt and completion
+MakePacked = Callable[..., RolloutBatch]
 
 
 @pytest.fixture
-def batch(make_batch: Callable[..., Any]) -> RolloutBatch:
-    """Prompts of one to three tokens, completions of one to five and one empty; ids agree in both tensors."""
-    _, batch = make_batch([[1.0, 0.0, 1.0, 0.0]], [[5, 1, 3, 2]], dtype=torch.float32)
-    mask = batch.completion_mask.clone()
-    mask[3] = False
-    prompt_lengths = torch.tensor([1, 3, 2, 2])
-    input_ids = torch.randint(1, 100, (4, 8), generator=torch.Generator().manual_seed(5))
-    input_ids[0, 2] = 0  # an id that elsewhere pads, sampled: masks come from lengths
-    positions = prompt_lengths[:, None] + torch.arange(5)
-    return replace(
-        batch,
-        input_ids=input_ids,
-        prompt_lengths=prompt_lengths,
-        completion_ids=torch.where(mask, input_ids.gather(1, positions), 0),
-        completion_mask=mask,
-        temperature=TEMPERATURE,
-    )
+def sequences() -> list[Sequence]:
+    """Prompts of one to three tokens, two siblings of one prompt, an empty completion, ids that elsewhere pad."""
+    return [([9], [8, 0, 5, 7, 3]), ([6, 7, 0], [4]), ([6, 7, 0], [11, 12, 2]), ([20, 21], [])]
 
 
-def full_softmax(model: Any, batch: RolloutBatch) -> Tensor:
-    """Return the same log-probs from the model's own logits, one sequence at a time and without padding."""
-    expected = torch.zeros(batch.completion_mask.shape)
-    for row, (start, mask) in enumerate(zip(batch.prompt_lengths.tolist(), batch.completion_mask, strict=True)):
-        length = int(mask.sum())
-        ids = batch.input_ids[row : row + 1, : start + length]
-        logprobs = (model(input_ids=ids).logits[0].float() / batch.temperature).log_softmax(-1)
-        for column in range(length):
-            expected[row, column] = logprobs[start + column - 1, ids[0, start + column]]
+@pytest.fixture
+def batch(sequences: list[Sequence], make_packed: MakePacked) -> RolloutBatch:
+    return make_packed(*sequences, temperature=TEMPERATURE)
+
+
+def full_softmax(model: Any, sequences: list[Sequence], temperature: float = TEMPERATURE) -> Tensor:
+    """Return the same log-probs from the model's own logits, one sequence at a time and without packing."""
+    expected = torch.zeros(len(sequences), max(len(completion) for _, completion in sequences))
+    for row, (prompt, completion) in enumerate(sequences):
+        ids = torch.tensor([[*prompt, *completion]])
+        logprobs = (model(input_ids=ids).logits[0].float() / temperature).log_softmax(-1)
+        for column, token in enumerate(completion):
+            expected[row, column] = logprobs[len(prompt) + column - 1, token]
     return expected
 
 
@@ -62,8 +54,14 @@ def policy(request: pytest.FixtureRequest) -> Policy:
     return tiny_policy(32, 2, 1, 48, 16, request.param)
 
 
-def test_value_and_gradient_are_those_of_the_full_softmax(policy: Policy, batch: RolloutBatch) -> None:
-    actual, expected = policy.logprobs(batch), full_softmax(policy.model, batch)
+@pytest.mark.parametrize("attention", ["packed", "sdpa", "eager"])
+def test_value_and_gradient_are_those_of_the_full_softmax(
+    attention: str, policy: Policy, batch: RolloutBatch, sequences: list[Sequence]
+) -> None:
+    policy.model.set_attn_implementation("eager")
+    expected = full_softmax(policy.model, sequences)
+    policy.model.set_attn_implementation(attention)
+    actual = policy.logprobs(batch)
     assert_close(actual, expected)
     assert_close(gradients(policy, actual), gradients(policy, expected))
 
@@ -86,20 +84,9 @@ def test_checkpointed_activations_give_the_same_gradient(batch: RolloutBatch) ->
     assert_close(gradients(saving, saving.logprobs(batch)), expected)
 
 
-def test_garbage_in_padding_changes_nothing(policy: Policy, batch: RolloutBatch) -> None:
-    ends = batch.prompt_lengths + batch.completion_mask.sum(-1)
-    is_padding = torch.arange(batch.input_ids.shape[1]) >= ends[:, None]
-    dirty = replace(
-        batch,
-        input_ids=torch.where(is_padding, 7, batch.input_ids),
-        completion_ids=torch.where(batch.completion_mask, batch.completion_ids, 99),
-    )
-    clean = replace(batch, input_ids=torch.where(is_padding, 0, batch.input_ids))
-    assert torch.equal(policy.logprobs(dirty), policy.logprobs(clean))
-    for got, want in zip(
-        gradients(policy, policy.logprobs(dirty)), gradients(policy, policy.logprobs(clean)), strict=True
-    ):
-        assert_close(got, want)
+def test_garbage_off_the_mask_changes_nothing(policy: Policy, batch: RolloutBatch) -> None:
+    dirty = replace(batch, completion_ids=torch.where(batch.completion_mask, batch.completion_ids, 99))
+    assert torch.equal(policy.logprobs(dirty), policy.logprobs(batch))
 
 
 def test_a_batch_of_empty_completions_has_zero_logprobs_with_a_graph(policy: Policy, batch: RolloutBatch) -> None:
@@ -108,28 +95,32 @@ def test_a_batch_of_empty_completions_has_zero_logprobs_with_a_graph(policy: Pol
     assert all(torch.count_nonzero(gradient) == 0 for gradient in gradients(policy, empty))
 
 
-def test_a_cooler_temperature_sharpens_by_its_own_softmax(policy: Policy, batch: RolloutBatch) -> None:
+def test_a_cooler_temperature_sharpens_by_its_own_softmax(
+    policy: Policy, batch: RolloutBatch, sequences: list[Sequence]
+) -> None:
     for temperature in (0.3, 1.0):
         warmed = replace(batch, temperature=temperature)
-        assert_close(policy.logprobs(warmed), full_softmax(policy.model, warmed))
+        assert_close(policy.logprobs(warmed), full_softmax(policy.model, sequences, temperature))
     assert not torch.allclose(policy.logprobs(batch), policy.logprobs(replace(batch, temperature=1.0)))
 
 
 def test_probe_logprobs_are_those_of_a_batch(policy: Policy, batch: RolloutBatch) -> None:
-    probe = Probe(tuple(batch.input_ids[0, :6].tolist()), (1, 2, 3, 4, 5), TEMPERATURE)
+    probe = Probe((9, 8, 0, 5, 7, 3), (1, 2, 3, 4, 5), TEMPERATURE)
     assert_close(torch.tensor(policy.probe_logprobs(probe)), policy.logprobs(batch)[0].detach())
 
 
-def test_a_saved_policy_loads_as_a_plain_causal_lm(policy: Policy, batch: RolloutBatch, tmp_path: Path) -> None:
+def test_a_saved_policy_loads_as_a_plain_causal_lm(
+    policy: Policy, batch: RolloutBatch, sequences: list[Sequence], tmp_path: Path
+) -> None:
     policy.save_pretrained(tmp_path)
     model = AutoModelForCausalLM.from_pretrained(tmp_path)
-    assert_close(full_softmax(model, batch), policy.logprobs(batch))
+    assert_close(full_softmax(model, sequences), policy.logprobs(batch))
     assert AutoTokenizer.from_pretrained(tmp_path)("1+1")["input_ids"] == policy.tokenizer("1+1")["input_ids"]
 
 
 def test_a_saved_policy_loads_as_the_same_policy(policy: Policy, batch: RolloutBatch, tmp_path: Path) -> None:
     policy.save_pretrained(tmp_path)
-    loaded = Policy.from_pretrained(str(tmp_path), "float32", False, "sdpa")
+    loaded = Policy.from_pretrained(str(tmp_path), "float32", False, "packed")
     assert torch.equal(loaded.logprobs(batch), policy.logprobs(batch))
     assert (loaded.window, loaded.stop_token_ids) == (policy.window, policy.stop_token_ids)
     half = Policy.from_pretrained(str(tmp_path), "bfloat16", True, "eager")

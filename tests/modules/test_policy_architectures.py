@@ -1,7 +1,6 @@
 """Log-probs agree with the model's own logits on architectures that scale, cap or drop something."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +10,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from datamodules.types import RolloutBatch
+from modules.packing_check import check_packing
 from modules.policy import Policy
 from modules.tiny_policy import character_tokenizer
 
@@ -67,26 +67,32 @@ def make_policy(architecture: str, config: dict[str, Any]) -> Policy:
     return Policy(model, character_tokenizer())
 
 
+PROMPT, COMPLETIONS = [3, 4], [[50, 51, 52, 53, 54, 55], [60, 61, 62, 63, 64, 65]]
+
+
 @pytest.fixture
-def batch(make_batch: Callable[..., Any]) -> RolloutBatch:
-    _, batch = make_batch([[1.0, 0.0]], [[6, 6]], dtype=torch.float32)
-    return replace(batch, completion_ids=batch.input_ids[:, 2:], temperature=0.6)
+def batch(make_packed: Callable[..., RolloutBatch]) -> RolloutBatch:
+    return make_packed(*((PROMPT, completion) for completion in COMPLETIONS), temperature=0.6)
 
 
-def own_logprobs(model: Any, batch: RolloutBatch) -> Tensor:
-    logits = model(input_ids=batch.input_ids).logits[:, 1:-1].float()
-    return (logits / 0.6).log_softmax(-1).gather(-1, batch.completion_ids[..., None])[..., 0]
+def own_logprobs(model: Any) -> Tensor:
+    ids = torch.tensor([[*PROMPT, *completion] for completion in COMPLETIONS])
+    logits = model(input_ids=ids).logits[:, 1:-1].float()
+    return (logits / 0.6).log_softmax(-1).gather(-1, ids[:, 2:, None])[..., 0]
 
 
 @pytest.mark.parametrize("architecture", SCALED)
 def test_scaled_and_capped_logits_agree_with_the_models_own(architecture: str, batch: RolloutBatch) -> None:
     policy = make_policy(architecture, LLAMA_LIKE | SCALED[architecture])
-    actual, expected = policy.logprobs(batch), own_logprobs(policy.model, batch)
+    actual, expected = policy.logprobs(batch), own_logprobs(policy.model)
     assert_close(actual, expected)
     parameters = list(policy.parameters())
-    assert_close(
-        torch.autograd.grad(actual.square().sum(), parameters), torch.autograd.grad(expected.square().sum(), parameters)
-    )
+    for got, want in zip(
+        torch.autograd.grad(actual.square().sum(), parameters),
+        torch.autograd.grad(expected.square().sum(), parameters),
+        strict=True,
+    ):
+        assert_close(got, want, rtol=0.0, atol=1e-5 * float(want.abs().max()))
 
 
 @pytest.mark.parametrize(
@@ -112,4 +118,46 @@ def test_dropout_in_the_config_does_not_reach_the_logprobs(architecture: str, ba
     assert policy.model.training
     trained = policy.logprobs(batch).detach()
     policy.model.eval()
-    assert_close(trained, own_logprobs(policy.model, batch).detach())
+    assert_close(trained, own_logprobs(policy.model).detach())
+
+
+@pytest.mark.parametrize("architecture", ["Llama", "Qwen2", "Qwen3", "Gemma3Text", "Cohere2", "GPT2", "OPT", "Mistral"])
+def test_packed_sequences_give_what_padded_ones_give(
+    architecture: str, make_packed: Callable[..., RolloutBatch]
+) -> None:
+    sliding = {"sliding_window": 4} if architecture in ("Gemma3Text", "Cohere2", "Mistral") else {}
+    policy = make_policy(architecture, DROPPING.get(architecture, LLAMA_LIKE) | sliding)
+    batch = make_packed(
+        *(([3, 4, 5], range(50, 50 + n)) for n in (6, 1, 9, 6)), ([8], [9, 10]), *(([7] * 5, [n] * n) for n in (7, 3))
+    )
+    parameters = list(policy.parameters())
+    policy.model.set_attn_implementation("eager")
+    expected = policy.logprobs(batch)
+    wanted = torch.autograd.grad(expected.square().sum(), parameters)
+    policy.model.set_attn_implementation("packed")
+    check_packing(policy.model)
+    actual = policy.logprobs(batch)
+    assert_close(actual, expected, rtol=0.0, atol=1e-5 * float(expected.detach().abs().max()))
+    largest = max(float(want.abs().max()) for want in wanted)
+    for got, want in zip(torch.autograd.grad(actual.square().sum(), parameters), wanted, strict=True):
+        assert_close(got, want, rtol=0.0, atol=1e-5 * largest)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "config", "message"),
+    [
+        ("Gemma2", LLAMA_LIKE | SCALED["Gemma2"] | {"attn_logit_softcapping": 5.0}, "does not compute softcap"),
+        ("Mamba", {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 4}, "mamba"),
+        ("Bloom", {"vocab_size": VOCABULARY, "hidden_size": 32, "n_layer": 2, "n_head": 2}, "bloom"),
+    ],
+)
+def test_a_model_that_cannot_be_packed_is_refused_by_its_key(
+    architecture: str, config: dict[str, Any], message: str
+) -> None:
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{architecture}ForCausalLM")(
+        getattr(transformers, f"{architecture}Config")(**config)
+    )
+    model.config._attn_implementation = "packed"
+    with pytest.raises(ValueError, match=rf"policy\.attn_implementation: .*{message}.*attn_implementation=sdpa"):
+        check_packing(model)

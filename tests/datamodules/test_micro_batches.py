@@ -1,0 +1,72 @@
+"""Micro-batches: every sample once, siblings in a row, equal loads within the limit."""
+
+from collections import Counter
+from itertools import groupby
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from datamodules.micro_batches import micro_batches, num_tokens
+from datamodules.types import Rollout, Verdict
+
+Sizes = list[tuple[int, list[int]]]  # prompt and completion lengths of each group
+
+
+def step(sizes: Sizes) -> list[Rollout]:
+    return [
+        Rollout(
+            prompt_id=f"p{g}", group_id=g, sibling=s, prompt_text="", answer="", prompt_ids=(g,) * prompt,
+            completion_ids=(s,) * length, sampling_logprobs=None, text="", finish_reason="stop", temperature=1.0,
+            seed=0, round=0, snapshot=0, snapshot_step=0, verdict=Verdict("correct", 1.0),
+        )
+        for g, (prompt, lengths) in enumerate(sizes)
+        for s, length in enumerate(lengths)
+    ]  # fmt: skip
+
+
+def loads(batches: list[list[Rollout]]) -> list[int]:
+    """Return the packed tokens of each micro-batch: each run of one prompt counts it once."""
+    return [
+        sum(num_tokens([r for r in batch if r.group_id == g]) for g in {r.group_id for r in batch}) for batch in batches
+    ]
+
+
+@pytest.mark.parametrize(
+    ("max_tokens", "expected"),
+    [
+        (1000, [[(0, 0), (0, 1), (1, 0), (1, 1)]]),
+        (18, [[(0, 0), (0, 1)], [(1, 0), (1, 1)]]),  # 4 + 6 + 5 and 2 + 3 + 2: of 22 tokens in all
+        (11, [[(0, 0)], [(0, 1)], [(1, 0), (1, 1)]]),
+        (1, [[(0, 0)], [(0, 1)], [(1, 0)], [(1, 1)]]),  # one alone may be longer than the limit
+    ],
+)
+def test_siblings_stay_together_until_the_limit_parts_them(max_tokens: int, expected: list[object]) -> None:
+    batches = micro_batches(step([(4, [6, 5]), (2, [3, 2])]), max_tokens)
+    assert [[(r.group_id, r.sibling) for r in batch] for batch in batches] == expected
+
+
+def test_loads_are_equal_as_far_as_the_longest_first_rule_gets() -> None:
+    batches = micro_batches(step([(1, [n]) for n in (9, 8, 7, 6, 5, 4, 3, 2)]), 26)
+    assert loads(batches) == [26, 26]
+
+
+GROUPS = st.lists(st.tuples(st.integers(1, 20), st.lists(st.integers(0, 30), min_size=1, max_size=5)), max_size=8)
+
+
+@settings(max_examples=200, deadline=None)
+@given(sizes=GROUPS, max_tokens=st.integers(1, 120))
+def test_every_sample_is_in_one_micro_batch_next_to_its_siblings(sizes: Sizes, max_tokens: int) -> None:
+    rollouts = step(sizes)
+    batches = micro_batches(rollouts, max_tokens)
+    assert Counter(r for batch in batches for r in batch) == Counter(rollouts)
+    assert all(batch for batch in batches)
+    for batch, load in zip(batches, loads(batches), strict=True):
+        runs = [group for group, _ in groupby(r.group_id for r in batch)]
+        assert len(runs) == len(set(runs))
+        assert load <= max_tokens or len(batch) == 1
+    assert batches == micro_batches(rollouts, max_tokens)
+
+
+def test_a_step_without_samples_has_none() -> None:
+    assert micro_batches([], 100) == []
