@@ -7,10 +7,12 @@ for models whose attention implementation is "packed"; without a plan it is plai
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
@@ -30,6 +32,8 @@ class AttentionPlan:
     queries: Tensor  # [N] packed place of each query, block after block
     keys: Tensor  # [M] packed place of each key
     places: Tensor  # [N] where each packed token's query is
+    query_starts: Tensor  # [sequences + 1] int32, where each sequence's queries start, and their end
+    key_starts: Tensor  # [sequences + 1] int32
 
 
 def plan_attention(groups: Sequence[PackedGroup], device: torch.device) -> AttentionPlan:
@@ -55,7 +59,12 @@ def plan_attention(groups: Sequence[PackedGroup], device: torch.device) -> Atten
     used = {shape: rows for shape, rows in blocks.items() if shape[0]}
     queries = torch.tensor([i for rows in used.values() for _, own in rows for i in own], device=device)
     keys = torch.tensor([i for rows in used.values() for row in rows for part in row for i in part], device=device)
-    return AttentionPlan(tuple((len(rows), *shape) for shape, rows in used.items()), queries, keys, queries.argsort())
+    shapes = tuple((len(rows), *shape) for shape, rows in used.items())
+    starts = (
+        torch.tensor([0, *accumulate(shape[i] for shape in shapes for _ in range(shape[0]))], device=device)
+        for i in (1, 2)
+    )
+    return AttentionPlan(shapes, queries, keys, queries.argsort(), *(s.to(torch.int32) for s in starts))
 
 
 def packed_attention(
@@ -91,19 +100,51 @@ def packed_attention(
         raise ValueError(f"packed attention does not compute {', '.join(unknown) or 'a mask of its own'}")
     if packing is None:
         return _attend(query, key, value, scaling=scaling, window=sliding_window).transpose(1, 2), None
-    q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))  # [N, heads, D]
+    q = query[0].transpose(0, 1).index_select(0, packing.queries)  # [N, H, D]
+    k, v = (x[0].transpose(0, 1).index_select(0, packing.keys) for x in (key, value))  # [M, K, D]
+    attend = _attend_varlen if has_varlen_kernel(query) else _attend_blocks
+    output = attend(q, k, v, packing, scaling=scaling, window=sliding_window)
+    return output.index_select(0, packing.places)[None], None
+
+
+def has_varlen_kernel(query: Tensor) -> bool:
+    """Whether the device has a kernel for sequences of any lengths: CUDA's flash attention, in half precision."""
+    return query.is_cuda and query.dtype in (torch.bfloat16, torch.float16)
+
+
+def _attend_varlen(
+    q: Tensor, k: Tensor, v: Tensor, packing: AttentionPlan, *, scaling: float | None, window: int | None
+) -> Tensor:
+    return varlen_attn(  # type: ignore[return-value]
+        q,
+        k,
+        v,
+        packing.query_starts,
+        packing.key_starts,
+        max(queries for _, queries, _ in packing.shapes),
+        max(keys for _, _, keys in packing.shapes),
+        scale=scaling,
+        window_size=(-1 if window is None else window - 1, 0),  # causal, the last query being the last key
+        enable_gqa=q.shape[1] != k.shape[1],
+    )
+
+
+def _attend_blocks(
+    q: Tensor, k: Tensor, v: Tensor, packing: AttentionPlan, *, scaling: float | None, window: int | None
+) -> Tensor:
+    """Compute block after block of sequences of equal shape, [N, H, D]."""
     blocks = zip(
         packing.shapes,
-        _cut(q.index_select(0, packing.queries), [n * queries for n, queries, _ in packing.shapes]),
-        _cut(k.index_select(0, packing.keys), [n * keys for n, _, keys in packing.shapes]),
-        _cut(v.index_select(0, packing.keys), [n * keys for n, _, keys in packing.shapes]),
+        _cut(q, [n * queries for n, queries, _ in packing.shapes]),
+        _cut(k, [n * keys for n, _, keys in packing.shapes]),
+        _cut(v, [n * keys for n, _, keys in packing.shapes]),
         strict=True,
     )
     outputs = []
     for (n, *_), *block in blocks:
-        output = _attend(*(_by_head(x, n) for x in block), scaling=scaling, window=sliding_window)
+        output = _attend(*(_by_head(x, n) for x in block), scaling=scaling, window=window)
         outputs.append(output.transpose(1, 2).flatten(0, 1))
-    return torch.cat(outputs).index_select(0, packing.places)[None], None
+    return torch.cat(outputs)
 
 
 def _cut(x: Tensor, sizes: list[int]) -> tuple[Tensor, ...]:

@@ -14,7 +14,7 @@ from modules.packed_attention import NAME as PACKED
 from modules.packed_attention import plan_attention
 from modules.packing_check import check_packing
 from modules.padded_states import padded_states
-from modules.token_logprobs import LogitScale, token_logprobs
+from modules.token_logprobs import LogitScale, token_entropy, token_logprobs
 
 
 class Policy(nn.Module):
@@ -76,11 +76,24 @@ class Policy(nn.Module):
 
     def logprobs(self, batch: RolloutBatch) -> Tensor:
         """Return the log-prob of each completion token at the batch's temperature, zero off the mask, [B, C]."""
+        return self._logprobs(self._predicting_states(batch), batch)
+
+    def logprobs_and_entropy(self, batch: RolloutBatch) -> tuple[Tensor, Tensor]:
+        """Return the log-probs, and without gradient the entropy of what each token was drawn from, [B, C] each."""
+        states = self._predicting_states(batch)
+        scale = replace(self._logit_scale, temperature=batch.temperature)
+        head = self.model.get_output_embeddings()
+        entropy = token_entropy(states.detach(), head, vocabulary=self.vocabulary, scale=scale)
+        return self._logprobs(states, batch), _at_completions(entropy, batch.completion_mask)
+
+    def _predicting_states(self, batch: RolloutBatch) -> Tensor:
+        """Return the state that predicts each completion token, [tokens, D]."""
         hidden = self._hidden_states(batch.input_ids, batch.position_ids, batch.groups)  # [N, D]
+        return hidden.index_select(0, batch.predictors[batch.completion_mask])
+
+    def _logprobs(self, states: Tensor, batch: RolloutBatch) -> Tensor:
         mask = batch.completion_mask
-        states = hidden.index_select(0, batch.predictors[mask])
-        chosen = self._token_logprobs(states, batch.completion_ids[mask], batch.temperature)
-        return torch.zeros(mask.shape, dtype=chosen.dtype, device=chosen.device).masked_scatter(mask, chosen)
+        return _at_completions(self._token_logprobs(states, batch.completion_ids[mask], batch.temperature), mask)
 
     @torch.no_grad()
     def probe_logprobs(self, probe: Probe) -> tuple[float, ...]:
@@ -115,6 +128,11 @@ class Policy(nn.Module):
         disable_progress_bar()  # each snapshot would draw its own
         self.model.save_pretrained(directory)
         self.tokenizer.save_pretrained(directory)
+
+
+def _at_completions(values: Tensor, mask: Tensor) -> Tensor:
+    """Put one value a completion token in its place, zero off the mask, [B, C]."""
+    return torch.zeros(mask.shape, dtype=values.dtype, device=values.device).masked_scatter(mask, values)
 
 
 def _check_architecture(config: Any) -> None:

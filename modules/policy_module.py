@@ -34,6 +34,7 @@ class PolicyModule(L.LightningModule):
         optimizer: makes an optimizer from parameters.
         scheduler: makes a learning-rate schedule from `optimizer` and `num_training_steps`; stepped with it.
         max_grad_norm: gradients are scaled down to this norm, above 0; null leaves them.
+        log_entropy: log the policy's entropy, at the price of one more pass through the output head.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class PolicyModule(L.LightningModule):
         optimizer: Callable[[Iterable[nn.Parameter]], Optimizer],
         scheduler: Callable[..., LRScheduler],
         max_grad_norm: float | None,
+        log_entropy: bool,
     ) -> None:
         super().__init__()
         if not objectives:
@@ -55,8 +57,9 @@ class PolicyModule(L.LightningModule):
         self.make_optimizer = optimizer
         self.make_scheduler = scheduler
         self.max_grad_norm = float("inf") if max_grad_norm is None else max_grad_norm
+        self.log_entropy = log_entropy
         self.off_policy = OffPolicyMetrics()
-        self.head_metrics: dict[str, MeanMetric | MaxMetric] = {}
+        self.step_metrics: dict[str, MeanMetric | MaxMetric] = {}
         self._steps: list[tuple[float, float]] = []  # loss and gradient norm since they were last logged
 
     def setup(self, stage: str) -> None:
@@ -103,7 +106,11 @@ class PolicyModule(L.LightningModule):
 
     def _backward(self, batch: RolloutBatch) -> Tensor:
         """Add a micro-batch's gradient; return its share of the loss."""
-        logprobs = self.policy.logprobs(batch)
+        if self.log_entropy:
+            logprobs, entropy = self.policy.logprobs_and_entropy(batch)
+            self._update_metric("entropy", entropy[batch.completion_mask])
+        else:
+            logprobs = self.policy.logprobs(batch)
         outputs = {name: head(logprobs, batch) for name, head in self.heads()}
         loss = sum(self.reduce(head, outputs[name], batch) for name, head in self.heads())
         assert isinstance(loss, Tensor)
@@ -131,9 +138,12 @@ class PolicyModule(L.LightningModule):
     def _update_head_metrics(self, outputs: Mapping[str, ObjectiveOutput]) -> None:
         for name, output in outputs.items():
             for key, values in output.metrics.items():
-                metric = MaxMetric if key.endswith("_max") else MeanMetric
-                made = self.head_metrics.setdefault(f"{name}/{key}", metric(nan_strategy="ignore").to(self.device))
-                made.update(values.detach())
+                self._update_metric(f"{name}/{key}", values)
+
+    def _update_metric(self, key: str, values: Tensor) -> None:
+        metric = MaxMetric if key.endswith("_max") else MeanMetric
+        made = self.step_metrics.setdefault(key, metric(nan_strategy="ignore").to(self.device))
+        made.update(values.detach())
 
     def _log_step(self, loss: Any, norm: Tensor, lr: float) -> None:
         """Every few steps and at the end of a round, log what all steps since the last time came to."""
@@ -144,10 +154,10 @@ class PolicyModule(L.LightningModule):
         losses, norms = zip(*self._steps, strict=True)
         values = {"loss": sum(losses) / len(losses), "grad_norm": sum(norms) / len(norms), "lr": lr}
         values |= self.off_policy.compute() if self.off_policy.update_called else {}
-        values |= {key: float(metric.compute()) for key, metric in self.head_metrics.items()}
+        values |= {key: float(metric.compute()) for key, metric in self.step_metrics.items()}
         self._steps.clear()
         self.off_policy.reset()
-        self.head_metrics.clear()
+        self.step_metrics.clear()
         named = {f"train/{key}": value for key, value in values.items()}
         self.log_dict(named, logger=False)  # for callbacks
         for logger in self.loggers:  # Lightning itself would pass on every n-th step only, and lose a round's last ones

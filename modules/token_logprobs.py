@@ -69,6 +69,23 @@ def token_logprobs(hidden: Tensor, targets: Tensor, head: nn.Module, *, vocabula
     return torch.cat(parts)
 
 
+@torch.no_grad()
+def token_entropy(hidden: Tensor, head: nn.Module, *, vocabulary: int, scale: LogitScale) -> Tensor:
+    """Return the entropy of softmax(scaled head(hidden)) in nats, in chunks and without gradient, [N].
+
+    Args:
+        hidden: [N, D].
+        head: maps [n, D] to [n, V].
+        vocabulary: V, which sets the size of a chunk.
+        scale: of the logits.
+    """
+    entropy = hidden.new_empty(len(hidden), dtype=torch.float32)
+    for part in _chunks(len(hidden), max(1, MAX_LOGIT_BYTES // (4 * vocabulary))):
+        logprobs = scale.apply(head(hidden[part]).float()).log_softmax(1)
+        entropy[part] = -(logprobs.exp() * logprobs).sum(1)
+    return entropy
+
+
 class _LinearHead(torch.autograd.Function):
     """The same for a linear head, its gradient by hand: d logprob / d logits = onehot - softmax."""
 

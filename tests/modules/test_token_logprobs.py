@@ -10,7 +10,7 @@ from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from modules import token_logprobs as module
-from modules.token_logprobs import LogitScale, token_logprobs
+from modules.token_logprobs import LogitScale, token_entropy, token_logprobs
 
 NUM_TOKENS, WIDTH, VOCABULARY = 11, 6, 13
 Inputs = tuple[Tensor, Tensor, nn.Linear]
@@ -171,3 +171,14 @@ def test_probabilities_of_all_tokens_sum_to_one_at_any_temperature(inputs: Input
     hidden, _, head = inputs
     logprobs = ours(hidden[:1].expand(VOCABULARY, WIDTH), torch.arange(VOCABULARY), head, LogitScale(temperature=0.6))
     assert_close(logprobs.exp().sum().detach(), torch.tensor(1.0))
+
+
+@pytest.mark.parametrize("chunk", [1, 4, 100])
+def test_entropy_is_that_of_the_scaled_softmax(chunk: int, inputs: Inputs, monkeypatch: pytest.MonkeyPatch) -> None:
+    hidden, _, head = inputs
+    allow(monkeypatch, chunk)
+    scale = LogitScale(cap=2.0, temperature=0.6)
+    p = (2.0 * torch.tanh(head(hidden) / 2.0) / 0.6).softmax(-1)
+    actual = token_entropy(hidden, head, vocabulary=VOCABULARY, scale=scale)
+    assert not actual.requires_grad
+    assert_close(actual, torch.special.entr(p).sum(-1).detach())

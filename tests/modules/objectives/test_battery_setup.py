@@ -36,6 +36,7 @@ def refusal(
         optimizer=None,
         scheduler=None,
         max_grad_norm=1.0,
+        log_entropy=False,
     )  # type: ignore[arg-type]
     data = SimpleNamespace(
         provides=OPTIONAL - {lacking},
