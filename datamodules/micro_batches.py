@@ -1,39 +1,46 @@
-"""Cut an optimizer step into micro-batches of equal token load, siblings together so that they share their prompt."""
+"""Cut an optimizer step into micro-batches: packed ones of equal load, or padded ones of like lengths."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from datamodules.types import Rollout
 
 Family = list[Rollout]  # rollouts of one prompt
+Cut = Callable[[Sequence[Rollout], int], list[list[Rollout]]]
 
 
-def micro_batches(rollouts: Sequence[Rollout], max_tokens: int) -> list[list[Rollout]]:
-    """Return the fewest micro-batches that longest-first packing finds, each with rollouts of one prompt in a row.
+def packed_micro_batches(rollouts: Sequence[Rollout], max_tokens: int) -> list[list[Rollout]]:
+    """Return micro-batches of nearly equal load by longest-first packing, rollouts of one prompt in a row.
 
     Args:
         rollouts: of one optimizer step.
         max_tokens: most packed tokens of one micro-batch, a shared prompt counted once; a single sequence may be
-            longer.
+            longer, and is then alone.
     """
     families: dict[tuple[int, ...], Family] = {}
     for rollout in rollouts:
         families.setdefault(rollout.prompt_ids, []).append(rollout)
-    parts = [part for family in families.values() for part in _cut(family, max_tokens)]
-    parts.sort(key=num_tokens, reverse=True)
-    count = max(1, -(-sum(map(num_tokens, parts)) // max_tokens))
-    while True:
-        bins: list[list[Rollout]] = [[] for _ in range(min(count, len(parts)))]
-        loads = [0] * len(bins)
+    parts = sorted((p for family in families.values() for p in _cut(family, max_tokens)), key=num_packed, reverse=True)
+    long = [part for part in parts if num_packed(part) >= max_tokens]
+    place = {part[0].prompt_ids: number for number, part in enumerate(parts)}
+    packed = [*long, *_pack(parts[len(long) :], max_tokens)]
+    return [sorted(batch, key=lambda r: place[r.prompt_ids]) for batch in packed]
+
+
+def _pack(parts: list[Family], max_tokens: int) -> list[list[Rollout]]:
+    """Put parts, longest first, into the lightest of as few micro-batches as this rule can do with."""
+    for count in range(max(1, -(-sum(map(num_packed, parts)) // max_tokens)), len(parts) + 1):
+        batches: list[list[Rollout]] = [[] for _ in range(count)]
+        loads = [0] * count
         for part in parts:
             lightest = loads.index(min(loads))
-            bins[lightest].extend(part)
-            loads[lightest] += num_tokens(part)
-        if len(bins) == len(parts) or max(loads) <= max_tokens:
-            return bins
-        count += 1
+            batches[lightest].extend(part)
+            loads[lightest] += num_packed(part)
+        if max(loads) <= max_tokens:
+            return batches
+    return []
 
 
-def num_tokens(family: Family) -> int:
+def num_packed(family: Family) -> int:
     """Return the packed tokens of rollouts that share a prompt."""
     return len(family[0].prompt_ids) + sum(len(r.completion_ids) for r in family)
 
@@ -41,9 +48,28 @@ def num_tokens(family: Family) -> int:
 def _cut(family: Family, max_tokens: int) -> Iterator[Family]:
     """Yield a family in parts that fit, longest completions first."""
     part: Family = []
+    load = 0
     for rollout in sorted(family, key=lambda r: len(r.completion_ids), reverse=True):
-        if part and num_tokens([*part, rollout]) > max_tokens:
+        if part and load + len(rollout.completion_ids) > max_tokens:
             yield part
             part = []
+        load = num_packed([rollout]) if not part else load + len(rollout.completion_ids)
         part.append(rollout)
     yield part
+
+
+def padded_micro_batches(rollouts: Sequence[Rollout], max_tokens: int) -> list[list[Rollout]]:
+    """Return the rollouts longest first, as many together as fit with their padding.
+
+    Args:
+        rollouts: of one optimizer step.
+        max_tokens: largest padded size of one micro-batch; a single sequence may be longer.
+    """
+    ordered = sorted(rollouts, key=lambda r: len(r.prompt_ids) + len(r.completion_ids), reverse=True)
+    batches = []
+    while ordered:
+        longest = len(ordered[0].prompt_ids) + len(ordered[0].completion_ids)
+        count = max(1, max_tokens // max(1, longest))
+        batches.append(ordered[:count])
+        ordered = ordered[count:]
+    return batches

@@ -2,7 +2,8 @@
 
 Packed tokens are groups one after the other: a prompt, then the completions of those siblings that are in the
 micro-batch. Sequences of equal shape are computed together; none sees another. Transformers calls `packed_attention`
-for models whose attention implementation is "packed"; without a plan it is plain causal attention.
+for models whose attention implementation is "packed"; without a plan it is plain causal attention, and padding on the
+left would not be masked.
 """
 
 from collections.abc import Sequence
@@ -55,7 +56,6 @@ def plan_attention(groups: Sequence[PackedGroup], device: torch.device) -> Atten
             before = range(0) if alone else prompt
             blocks.setdefault((len(own), len(before) + len(own)), []).append((before, own))
             start += length
-    blocks.pop((0, 0), None)
     used = {shape: rows for shape, rows in blocks.items() if shape[0]}
     queries = torch.tensor([i for rows in used.values() for _, own in rows for i in own], device=device)
     keys = torch.tensor([i for rows in used.values() for row in rows for part in row for i in part], device=device)
@@ -102,14 +102,18 @@ def packed_attention(
         return _attend(query, key, value, scaling=scaling, window=sliding_window).transpose(1, 2), None
     q = query[0].transpose(0, 1).index_select(0, packing.queries)  # [N, H, D]
     k, v = (x[0].transpose(0, 1).index_select(0, packing.keys) for x in (key, value))  # [M, K, D]
-    attend = _attend_varlen if has_varlen_kernel(query) else _attend_blocks
+    attend = _attend_varlen if has_varlen_kernel(query, value) else _attend_blocks
     output = attend(q, k, v, packing, scaling=scaling, window=sliding_window)
     return output.index_select(0, packing.places)[None], None
 
 
-def has_varlen_kernel(query: Tensor) -> bool:
+def has_varlen_kernel(query: Tensor, value: Tensor) -> bool:
     """Whether the device has a kernel for sequences of any lengths: CUDA's flash attention, in half precision."""
-    return query.is_cuda and query.dtype in (torch.bfloat16, torch.float16)
+    if not query.is_cuda or query.dtype not in (torch.bfloat16, torch.float16):
+        return False
+    size = query.shape[-1]
+    fits = size == value.shape[-1] and size % 8 == 0 and size <= 256
+    return fits and torch.cuda.get_device_capability(query.device) >= (8, 0)
 
 
 def _attend_varlen(

@@ -11,8 +11,8 @@ from transformers.utils.logging import disable_progress_bar
 
 from datamodules.types import PackedGroup, Probe, RolloutBatch
 from modules.packed_attention import NAME as PACKED
-from modules.packed_attention import plan_attention
-from modules.packing_check import check_packing
+from modules.packed_states import packed_states
+from modules.packing_check import check_packing, refusal
 from modules.padded_states import padded_states
 from modules.token_logprobs import LogitScale, token_entropy, token_logprobs
 
@@ -67,12 +67,21 @@ class Policy(nn.Module):
             tokenizer = AutoTokenizer.from_pretrained(path)
         except (OSError, ValueError) as error:
             raise ValueError(f"policy.path: {path} has no usable tokenizer ({error})") from error
-        model = AutoModelForCausalLM.from_pretrained(
-            path, dtype=getattr(torch, dtype), attn_implementation=attn_implementation
-        )
-        if attn_implementation == PACKED:
+        try:
+            model = AutoModelForCausalLM.from_pretrained(
+                path, dtype=getattr(torch, dtype), attn_implementation=attn_implementation
+            )
+        except KeyError as error:  # of architectures that have their own table of attention implementations
+            raise ValueError(refusal(path, f"knows no attention implementation {error}")) from error
+        policy = cls(model, tokenizer, gradient_checkpointing=gradient_checkpointing)
+        if policy.is_packed:
             check_packing(model)
-        return cls(model, tokenizer, gradient_checkpointing=gradient_checkpointing)
+        return policy
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether the model runs on packed tokens; else each sequence becomes a padded row."""
+        return bool(self.model.config.get_text_config()._attn_implementation == PACKED)
 
     def logprobs(self, batch: RolloutBatch) -> Tensor:
         """Return the log-prob of each completion token at the batch's temperature, zero off the mask, [B, C]."""
@@ -106,13 +115,9 @@ class Policy(nn.Module):
 
     def _hidden_states(self, input_ids: Tensor, position_ids: Tensor, groups: tuple[PackedGroup, ...]) -> Tensor:
         """Return the last state of each packed token, [N, D]."""
-        if self.model.config.get_text_config()._attn_implementation != PACKED:
-            return padded_states(self.model.base_model, input_ids, groups)
-        plan = plan_attention(groups, input_ids.device)
-        output = self.model.base_model(
-            input_ids=input_ids[None], position_ids=position_ids[None], use_cache=False, packing=plan
-        )
-        return output.last_hidden_state[0]
+        if self.is_packed:
+            return packed_states(self.model.base_model, input_ids, position_ids, groups)
+        return padded_states(self.model.base_model, input_ids, groups)
 
     def _token_logprobs(self, hidden: Tensor, targets: Tensor, temperature: float) -> Tensor:
         return token_logprobs(

@@ -42,8 +42,9 @@ class LogitScale:
 def token_logprobs(hidden: Tensor, targets: Tensor, head: nn.Module, *, vocabulary: int, scale: LogitScale) -> Tensor:
     """Return log softmax(scaled head(hidden)) at the targets in float32, [N].
 
-    A chunk's logits are computed anew in the backward pass, unless one chunk holds all of them. A plain linear head
-    needs one buffer of logits at a time, another head (one wrapped by LoRA, say) what autograd keeps of a chunk.
+    A chunk's logits are computed anew in the backward pass, unless one chunk holds all of them: then its probabilities
+    are kept. A plain linear head needs one or two buffers of a chunk, another head (one wrapped by LoRA, say) what
+    autograd keeps of it.
 
     Args:
         hidden: [N, D] states that predict the targets.
@@ -53,7 +54,7 @@ def token_logprobs(hidden: Tensor, targets: Tensor, head: nn.Module, *, vocabula
         scale: of the logits.
     """
     size = max(1, MAX_LOGIT_BYTES // (4 * vocabulary))
-    if type(head) is nn.Linear and not head._forward_hooks and not head._forward_pre_hooks:
+    if type(head) is nn.Linear and not (head._forward_hooks or head._forward_pre_hooks or "forward" in vars(head)):
         return _LinearHead.apply(hidden, head.weight, head.bias, targets, scale, size)  # type: ignore[no-any-return]
 
     def chunk_logprobs(states: Tensor, ids: Tensor) -> Tensor:
@@ -87,7 +88,7 @@ def token_entropy(hidden: Tensor, head: nn.Module, *, vocabulary: int, scale: Lo
 
 
 class _LinearHead(torch.autograd.Function):
-    """The same for a linear head, its gradient by hand: d logprob / d logits = onehot - softmax."""
+    """`token_logprobs` of a linear head, its gradient by hand: d logprob / d logits = onehot - softmax."""
 
     @staticmethod
     def forward(

@@ -18,6 +18,7 @@ from datamodules.curation import (
     informative_only,
     keep_all,
 )
+from datamodules.micro_batches import packed_micro_batches
 from datamodules.packing import pack_round
 from datamodules.types import Rollout
 
@@ -92,7 +93,7 @@ def test_baselines_and_schedule_are_those_of_the_whole_round(
     curated = curate(rollouts, curation)
     assert [(r.group_id, r.sibling) for r in curated] == [(r.group_id, r.sibling) for r in rollouts]
     kept = [r for r in curated if r.is_trainable]
-    packing = {"batch_size": 2, "passes": 1, "max_tokens": 64, "seed": 0, "round_": 3}
+    packing = {"batch_size": 2, "passes": 1, "max_tokens": 64, "cut": packed_micro_batches, "seed": 0, "round_": 3}
     steps, whole = (pack_round(part, **packing) for part in (curated, rollouts))  # type: ignore[arg-type]
     assert len(steps) == len(whole) == 6
     batches = [batch for step in steps for batch in step.micro_batches]

@@ -4,10 +4,10 @@ from collections import Counter
 from itertools import groupby
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from datamodules.micro_batches import micro_batches, num_tokens
+from datamodules.micro_batches import num_packed, packed_micro_batches, padded_micro_batches
 from datamodules.types import Rollout, Verdict
 
 Sizes = list[tuple[int, list[int]]]  # prompt and completion lengths of each group
@@ -28,7 +28,7 @@ def step(sizes: Sizes) -> list[Rollout]:
 def loads(batches: list[list[Rollout]]) -> list[int]:
     """Return the packed tokens of each micro-batch: each run of one prompt counts it once."""
     return [
-        sum(num_tokens([r for r in batch if r.group_id == g]) for g in {r.group_id for r in batch}) for batch in batches
+        sum(num_packed([r for r in batch if r.group_id == g]) for g in {r.group_id for r in batch}) for batch in batches
     ]
 
 
@@ -42,12 +42,29 @@ def loads(batches: list[list[Rollout]]) -> list[int]:
     ],
 )
 def test_siblings_stay_together_until_the_limit_parts_them(max_tokens: int, expected: list[object]) -> None:
-    batches = micro_batches(step([(4, [6, 5]), (2, [3, 2])]), max_tokens)
+    batches = packed_micro_batches(step([(4, [6, 5]), (2, [3, 2])]), max_tokens)
     assert [[(r.group_id, r.sibling) for r in batch] for batch in batches] == expected
 
 
+def test_one_sequence_beyond_the_limit_is_alone_and_leaves_the_others_packed() -> None:
+    batches = packed_micro_batches(step([(50, [900]), *((50, [40]) for _ in range(30))]), 512)
+    assert [len(batch) for batch in batches] == [1, 5, 5, 5, 5, 5, 5]
+
+
+def test_padded_ones_are_longest_first_and_their_padded_size_is_within_the_limit() -> None:
+    rollouts = step([(1, [9, 8, 4, 4, 1, 0])])
+
+    def widths(max_tokens: int) -> list[list[int]]:
+        return [[1 + len(r.completion_ids) for r in batch] for batch in padded_micro_batches(rollouts, max_tokens)]
+
+    assert widths(1000) == [[10, 9, 5, 5, 2, 1]]
+    assert widths(20) == [[10, 9], [5, 5, 2, 1]]
+    assert widths(19) == [[10], [9, 5], [5, 2, 1]]
+    assert widths(7) == [[10], [9], [5], [5], [2, 1]]  # one alone may be longer than the limit
+
+
 def test_loads_are_equal_as_far_as_the_longest_first_rule_gets() -> None:
-    batches = micro_batches(step([(1, [n]) for n in (9, 8, 7, 6, 5, 4, 3, 2)]), 26)
+    batches = packed_micro_batches(step([(1, [n]) for n in (9, 8, 7, 6, 5, 4, 3, 2)]), 26)
     assert loads(batches) == [26, 26]
 
 
@@ -55,18 +72,19 @@ GROUPS = st.lists(st.tuples(st.integers(1, 20), st.lists(st.integers(0, 30), min
 
 
 @settings(max_examples=200, deadline=None)
+@example(sizes=[(17, [14, 21]), (2, [7, 30, 27, 30]), (16, [30]), (9, [2])], max_tokens=59)
 @given(sizes=GROUPS, max_tokens=st.integers(1, 120))
 def test_every_sample_is_in_one_micro_batch_next_to_its_siblings(sizes: Sizes, max_tokens: int) -> None:
     rollouts = step(sizes)
-    batches = micro_batches(rollouts, max_tokens)
+    batches = packed_micro_batches(rollouts, max_tokens)
     assert Counter(r for batch in batches for r in batch) == Counter(rollouts)
     assert all(batch for batch in batches)
     for batch, load in zip(batches, loads(batches), strict=True):
         runs = [group for group, _ in groupby(r.group_id for r in batch)]
         assert len(runs) == len(set(runs))
         assert load <= max_tokens or len(batch) == 1
-    assert batches == micro_batches(rollouts, max_tokens)
+    assert batches == packed_micro_batches(rollouts, max_tokens)
 
 
 def test_a_step_without_samples_has_none() -> None:
-    assert micro_batches([], 100) == []
+    assert packed_micro_batches([], 100) == []

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from datamodules.counts import check_batch_size
+from datamodules.micro_batches import packed_micro_batches
 from datamodules.packing import pack_round
 from datamodules.types import OptimizerStep, Rollout
 
@@ -47,7 +48,8 @@ def pack(
     round_: int = 3,
 ) -> list[OptimizerStep]:
     return pack_round(
-        rollouts, batch_size=batch_size, passes=passes, max_tokens=max_tokens, seed=seed, round_=round_
+        rollouts, batch_size=batch_size, passes=passes, max_tokens=max_tokens, cut=packed_micro_batches, seed=seed,
+        round_=round_,
     )  # fmt: skip
 
 

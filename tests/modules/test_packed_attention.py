@@ -73,7 +73,7 @@ def test_values_and_gradients_are_those_of_one_large_masked_attention(
     kernel: str, query_heads: int, key_heads: int, window: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "varlen_attn", slow_varlen)
-    monkeypatch.setattr(module, "has_varlen_kernel", lambda _: kernel == "varlen")
+    monkeypatch.setattr(module, "has_varlen_kernel", lambda *_: kernel == "varlen")
     inputs = heads(query_heads, key_heads)
     actual, _ = packed_attention(
         None, *inputs, None, packing=plan_attention(GROUPS, CPU), scaling=0.3, sliding_window=window

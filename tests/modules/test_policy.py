@@ -66,6 +66,21 @@ def test_value_and_gradient_are_those_of_the_full_softmax(
     assert_close(gradients(policy, actual), gradients(policy, expected))
 
 
+@pytest.mark.parametrize("attention", ["packed", "sdpa"])
+def test_entropy_stands_at_its_tokens_and_takes_no_gradient(
+    attention: str, policy: Policy, batch: RolloutBatch, sequences: list[Sequence]
+) -> None:
+    policy.model.set_attn_implementation(attention)
+    logprobs, entropy = policy.logprobs_and_entropy(batch)
+    assert torch.equal(logprobs, policy.logprobs(batch))
+    assert not entropy.requires_grad
+    for row, (prompt, completion) in enumerate(sequences):
+        logits = policy.model(input_ids=torch.tensor([[*prompt, *completion]])).logits[0, len(prompt) - 1 :]
+        p = (logits[: len(completion)] / TEMPERATURE).softmax(-1)
+        assert_close(entropy[row, : len(completion)], torch.special.entr(p).sum(-1).detach())
+        assert not entropy[row, len(completion) :].any()
+
+
 def test_chunks_give_what_one_piece_gives(policy: Policy, batch: RolloutBatch, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = policy.logprobs(batch)
     expected = gradients(policy, whole)

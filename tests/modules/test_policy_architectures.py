@@ -141,23 +141,3 @@ def test_packed_sequences_give_what_padded_ones_give(
     largest = max(float(want.abs().max()) for want in wanted)
     for got, want in zip(torch.autograd.grad(actual.square().sum(), parameters), wanted, strict=True):
         assert_close(got, want, rtol=0.0, atol=1e-5 * largest)
-
-
-@pytest.mark.parametrize(
-    ("architecture", "config", "message"),
-    [
-        ("Gemma2", LLAMA_LIKE | SCALED["Gemma2"] | {"attn_logit_softcapping": 5.0}, "does not compute softcap"),
-        ("Mamba", {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 4}, "mamba"),
-        ("Bloom", {"vocab_size": VOCABULARY, "hidden_size": 32, "n_layer": 2, "n_head": 2}, "bloom"),
-    ],
-)
-def test_a_model_that_cannot_be_packed_is_refused_by_its_key(
-    architecture: str, config: dict[str, Any], message: str
-) -> None:
-    torch.manual_seed(0)
-    model = getattr(transformers, f"{architecture}ForCausalLM")(
-        getattr(transformers, f"{architecture}Config")(**config)
-    )
-    model.config._attn_implementation = "packed"
-    with pytest.raises(ValueError, match=rf"policy\.attn_implementation: .*{message}.*attn_implementation=sdpa"):
-        check_packing(model)

@@ -1,0 +1,134 @@
+"""`make bench`: measure everything in one run, each part in a process of its own, and write docs/performance.*."""
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+sys.path[:0] = [str(ROOT), str(HERE)]
+from report import write_report  # noqa: E402
+
+THREADS = os.cpu_count() or 1
+TRAININGS = {
+    "135M, vocabulary 49 152, float32": {"size": "135M", "vocabulary": 49152, "dtype": "float32", "prompts": 12},
+    "135M, vocabulary 49 152, bfloat16": {"size": "135M", "vocabulary": 49152, "dtype": "bfloat16", "prompts": 12},
+    "0.5M, vocabulary 151 936, float32": {"size": "0.5M", "vocabulary": 151936, "dtype": "float32", "prompts": 24},
+}
+
+
+def child(python: str, code: list[str]) -> Any:
+    """Run a program and return its last line as JSON.
+
+    Raises:
+        RuntimeError: it failed; with the end of its messages.
+    """
+    environment = {
+        **os.environ,
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "PYTHONPATH": f"{ROOT}:{HERE}",
+    }
+    done = subprocess.run([python, *code], cwd=HERE, env=environment, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(code)[:200]} failed:\n{done.stderr[-2000:]}")
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def call(function: str, directory: Path | None = None) -> Any:
+    """Run a function of one of the benchmark files in a process of its own and return what it returns or yields."""
+    module, name = function.split(".")
+    argument = "" if directory is None else f"Path({str(directory)!r})"
+    called = f"{module}.{name}({argument})"
+    code = (
+        f"import json\nfrom pathlib import Path\nimport {module}\n"
+        f"if __name__ == '__main__':\n    found = {called}\n"
+        "    print(json.dumps(found if isinstance(found, dict) else list(found)))\n"
+    )
+    program = Path(tempfile.mkdtemp()) / "program.py"  # a file, since the engine's process imports it again
+    program.write_text(code)
+    return child(sys.executable, [str(program)])
+
+
+def training(name: str, trl: str, directory: Path) -> dict[str, Any]:
+    """Train on one recording by both and return their figures."""
+    from fixed_rollouts import make_recording
+    from model_sizes import save_model
+
+    case = TRAININGS[name]
+    folder = directory / name.replace(" ", "").replace(",", "-")
+    recording = make_recording(folder / "recording", num_prompts=case["prompts"], vocabulary=case["vocabulary"])
+    spec = {
+        "recording": str(recording),
+        "model": str(save_model(folder / "model", case["size"], case["vocabulary"])),
+        "dtype": case["dtype"],
+        "threads": THREADS,
+        "batch_size": 4 * case["prompts"] // 3,  # three optimizer steps
+        "max_tokens": 1024,
+        "sequences_per_micro_batch": 4,
+    }
+    return {
+        "ours": child(sys.executable, ["our_training.py", json.dumps({**spec, "directory": str(folder / "ours")})]),
+        "trl": child(trl, ["trl_training.py", json.dumps({**spec, "directory": str(folder / "trl")})]),
+    }
+
+
+def loop(trl: str, directory: Path) -> dict[str, Any]:
+    """Run the quickstart's loop by both."""
+    warm_start = ROOT / ".cache" / "warm-start" / "arithmetic"
+    spec = {"threads": 1, "warm_start": str(warm_start), "model": str(warm_start / "model")}
+    return {
+        "ours": child(sys.executable, ["our_loop.py", json.dumps({**spec, "directory": str(directory / "loop")})]),
+        "trl": child(trl, ["trl_loop.py", json.dumps({**spec, "directory": str(directory / "trl-loop")})]),
+    }
+
+
+def main() -> None:
+    """Run the parts that were asked for; keep the figures of the others."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--trl", default=str(ROOT / ".venv-trl" / "bin" / "python"), help="Python of TRL's environment")
+    parser.add_argument("--only", nargs="*", help="parts to run; the others keep their last figures")
+    arguments = parser.parse_args()
+    directory = Path(tempfile.mkdtemp(prefix="offbeat-bench-"))
+    parts: dict[str, Callable[[], Any]] = {
+        "overhead": lambda: call("bench_overhead.overhead", directory / "overhead"),
+        "logprobs": lambda: call("bench_compute.logprobs"),
+        "packing": lambda: call("bench_compute.packing", directory / "packing"),
+        "growth": lambda: call("bench_compute.growth", directory / "growth"),
+        "sync": lambda: call("bench_rollouts.sync", directory / "sync"),
+        "rollouts": lambda: call("bench_rollouts.rollout_path", directory / "rollouts"),
+        "loop": lambda: loop(arguments.trl, directory),
+        **{name: lambda name=name: training(name, arguments.trl, directory) for name in TRAININGS},
+    }
+    raw_path = ROOT / "docs" / "performance.json"
+    raw: dict[str, Any] = json.loads(raw_path.read_text())["raw"] if raw_path.is_file() and arguments.only else {}
+    try:
+        for name in tqdm([n for n in parts if not arguments.only or n in arguments.only], unit="part"):
+            start = time.perf_counter()
+            raw[name] = parts[name]()
+            tqdm.write(f"{name}: {time.perf_counter() - start:.0f} s")
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+    machine = f"{platform.machine()}, {THREADS} cores, {_cpu()}, Python {platform.python_version()}"
+    write_report(raw, machine, ROOT / "docs")
+
+
+def _cpu() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    names = [line.partition(":")[2].strip() for line in lines if "model name" in line]
+    return names[0] if names else "unknown processor"
+
+
+if __name__ == "__main__":
+    main()
