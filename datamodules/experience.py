@@ -38,8 +38,7 @@ class ExperienceDataModule(L.LightningDataModule, ABC):
         directory: of the run; snapshots and rollouts go below it.
         batch_size: sequences of one optimizer step.
         passes_per_round: times that a round is trained on, reshuffled each time.
-        max_tokens_per_micro_batch: most tokens of one forward pass: packed, a prompt that siblings share counted once;
-            padded where the policy pads.
+        max_tokens_per_micro_batch: most tokens of one forward pass, packed or padded as the policy wants them.
         max_engine_restarts: times that an engine which dies is started again, for one set of prompts.
         lag: rounds between the weights that sample and the round.
         seed: the run's seed.

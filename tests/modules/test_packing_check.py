@@ -39,7 +39,6 @@ def save(architecture: str, config: dict[str, Any], directory: Path) -> str:
         ("Qwen2Moe", SLIDING | {"layer_types": ["sliding_attention"] * 2}, "states that differ"),
         ("Qwen2Moe", SLIDING | LONG | {"layer_types": ["sliding_attention"] * 2}, "which layers have a sliding window"),
         ("Phimoe", SLIDING, "states that differ"),
-        ("Phimoe", SLIDING | LONG, "which layers have a sliding window"),
         ("GPTNeo", GPT_LIKE | {"num_layers": 2, "num_heads": 2, "attention_types": [[["global", "local"], 1]],
                                "max_position_embeddings": 64}, "no attention implementation 'packed'"),
     ],
