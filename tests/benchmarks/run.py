@@ -24,7 +24,7 @@ THREADS = os.cpu_count() or 1
 TRAININGS = {
     "135M, vocabulary 49 152, float32": {"size": "135M", "vocabulary": 49152, "dtype": "float32", "prompts": 12},
     "135M, vocabulary 49 152, bfloat16": {"size": "135M", "vocabulary": 49152, "dtype": "bfloat16", "prompts": 12},
-    "0.5M, vocabulary 151 936, float32": {"size": "0.5M", "vocabulary": 151936, "dtype": "float32", "prompts": 24},
+    "0.5M, vocabulary 151 936, float32": {"size": "0.5M", "vocabulary": 151936, "dtype": "float32", "prompts": 12},
 }
 
 
