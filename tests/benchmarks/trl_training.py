@@ -1,6 +1,6 @@
 """TRL's GRPOTrainer on the recording, in TRL's own environment; prints one line of JSON.
 
-Settings that suit it: no KL, one generation for all steps, so that no second forward pass is needed.
+Settings that suit it: no KL, one generation a step, so that no second forward pass is needed.
 """
 
 import json
@@ -67,7 +67,7 @@ def main() -> None:
         num_generations=4,
         per_device_train_batch_size=micro,
         gradient_accumulation_steps=spec["batch_size"] // micro,
-        steps_per_generation=len(rows) // micro,
+        steps_per_generation=spec["batch_size"] // micro,
         max_completion_length=4096,
         max_steps=steps,
         learning_rate=1e-6,
