@@ -10,7 +10,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear
 from torch.utils.checkpoint import checkpoint
 
-MAX_LOGIT_BYTES = 128 * 2**20  # float32 logits that exist at once
+MAX_LOGIT_BYTES = 64 * 2**20  # float32 logits that exist at once
 
 
 @dataclass(frozen=True, slots=True)
