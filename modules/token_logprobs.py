@@ -53,7 +53,7 @@ def token_logprobs(hidden: Tensor, targets: Tensor, head: nn.Module, *, vocabula
         vocabulary: V, which sets the size of a chunk.
         scale: of the logits.
     """
-    size = max(1, MAX_LOGIT_BYTES // (4 * vocabulary))
+    size = _chunk_size(vocabulary)
     if type(head) is nn.Linear and not (head._forward_hooks or head._forward_pre_hooks or "forward" in vars(head)):
         return _LinearHead.apply(hidden, head.weight, head.bias, targets, scale, size)  # type: ignore[no-any-return]
 
@@ -81,7 +81,7 @@ def token_entropy(hidden: Tensor, head: nn.Module, *, vocabulary: int, scale: Lo
         scale: of the logits.
     """
     entropy = hidden.new_empty(len(hidden), dtype=torch.float32)
-    for part in _chunks(len(hidden), max(1, MAX_LOGIT_BYTES // (4 * vocabulary))):
+    for part in _chunks(len(hidden), _chunk_size(vocabulary)):
         logprobs = scale.apply(head(hidden[part]).float()).log_softmax(1)
         entropy[part] = -(logprobs.exp() * logprobs).sum(1)
     return entropy
@@ -137,6 +137,11 @@ class _LinearHead(torch.autograd.Function):
             if for_bias is not None:
                 for_bias += pull.sum(0, dtype=torch.float32)
         return for_hidden, _cast(for_weight, weight), _cast(for_bias, bias), None, None, None
+
+
+def _chunk_size(vocabulary: int) -> int:
+    """Return the tokens whose float32 logits fit the budget, at least 1."""
+    return max(1, MAX_LOGIT_BYTES // (4 * vocabulary))
 
 
 def _chunks(count: int, size: int) -> Iterator[slice]:
