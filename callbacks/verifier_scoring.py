@@ -1,25 +1,20 @@
-"""Score a round's rollouts with a verifier, and count what could not be scored."""
+"""Score rollouts with a verifier; what could not be scored says why."""
 
-import logging
 import time
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 import lightning as L
 from lightning.pytorch.callbacks import Callback
-from tqdm import tqdm
 
 from callbacks.verifiers.verifier import Verifier
 from datamodules.types import Rollout, Verdict
-
-log = logging.getLogger(__name__)
 
 
 class VerifierScoring(Callback):
     """Give each rollout its verdict through the DataModule's `on_rollouts` hook.
 
-    A verifier that raises gives the verdict `error`: no score, out of the baseline, counted and logged.
+    A verifier that raises gives the verdict `error`: no score, out of the baseline, counted by the DataModule.
 
     Args:
         verifier: judges one completion against one answer.
@@ -49,13 +44,7 @@ class VerifierScoring(Callback):
 
     def on_rollouts(self, trainer: L.Trainer, rollouts: Sequence[Rollout]) -> list[Rollout]:
         """Return the rollouts with verdicts, in the same order."""
-        bar = tqdm(rollouts, desc="scoring", unit="completion", leave=False, dynamic_ncols=True)
-        judged = [rollout.judged(self._verdict(rollout)) for rollout in bar]
-        errors = Counter(r.verdict.detail for r in judged if r.verdict and r.verdict.status == "error")
-        if errors:
-            reasons = "; ".join(f"{count} x {detail}" for detail, count in errors.most_common(3))
-            log.warning("%d of %d completions got no score: %s", errors.total(), len(judged), reasons)
-        return judged
+        return [rollout.judged(self._verdict(rollout)) for rollout in rollouts]
 
     def _verdict(self, rollout: Rollout) -> Verdict:
         if rollout.finish_reason == "error":

@@ -2,8 +2,11 @@
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
+
+Item = TypeVar("Item")
 
 
 class Clock:
@@ -27,6 +30,17 @@ class Clock:
         finally:
             self._thread.is_running = False
             self.add(phase, time.perf_counter() - start)
+
+    def measure_each(self, phase: str, items: Iterable[Item]) -> Iterator[Item]:
+        """Yield the items; the seconds that each takes to come are `phase`'s, what is done with it is not."""
+        iterator = iter(items)
+        while True:
+            with self.measure(phase):
+                try:
+                    item = next(iterator)
+                except StopIteration:
+                    return
+            yield item
 
     def add(self, phase: str, seconds: float) -> None:
         """Add seconds measured elsewhere."""

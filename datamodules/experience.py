@@ -2,7 +2,8 @@
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -14,7 +15,8 @@ from datamodules.clock import Clock
 from datamodules.codec import Codec
 from datamodules.counts import check_at_least
 from datamodules.engines.engine import Engine
-from datamodules.hooks import call_hooks, judge
+from datamodules.hooks import call_hooks
+from datamodules.judging import judged_in_order
 from datamodules.micro_batches import Cut, packed_micro_batches, padded_micro_batches
 from datamodules.packing import pack_round
 from datamodules.prompts.source import PromptSource
@@ -219,15 +221,14 @@ class ExperienceDataModule(L.LightningDataModule, ABC):
     def evaluate(self, version: int, *, samples_per_prompt: int) -> list[Rollout]:
         """Return judged rollouts of a snapshot on the held-out prompts, with the same seeds every time."""
         with self.clock.measure("evaluation"):
-            rollouts = self.sampler.sample(
+            groups = self.sample(
                 self.held_out_prompts, group_size=samples_per_prompt, version=version, round_=version, label="held-out"
             )
-            return self.judge(rollouts)
+            return list(chain.from_iterable(groups))
 
-    def judge(self, rollouts: Sequence[Rollout]) -> list[Rollout]:
-        """Have the callbacks judge rollouts."""
-        with self.clock.measure("scoring"):
-            return judge(self.trainer, rollouts)
+    def sample(self, prompts: Sequence[EncodedPrompt], **how: Any) -> Iterator[list[Rollout]]:
+        """Yield the judged groups of the prompts in their order; arguments as those of `Sampler.sample`."""
+        return judged_in_order(self.trainer, self.sampler.sample(prompts, **how), self.clock)
 
     def close(self) -> None:
         """End the engine and free the directory; the run calls this on success, error and interrupt alike."""

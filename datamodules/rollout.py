@@ -104,17 +104,20 @@ class RolloutDataModule(ExperienceDataModule):
         if stored is not None:
             log.info("round %d: taken from %s", round_, self.store.path(round_).name)
             return stored
-        rollouts = self.sampler.sample(
+        judged: list[Rollout] = []
+        groups = self.sample(
             self.order.of_round(round_),
             group_size=self.group_size,
             version=snapshot.version,
             round_=round_,
             label=f"round {round_}",
         )
-        judged = self.judge(rollouts)
-        with self.clock.measure("storing"):
-            path = self.store.write(round_, judged, origin)
-        log.info("round %d: snapshot %d gave %d rollouts (%s)", round_, snapshot.version, len(judged), path.name)
+        with self.store.writing(round_, origin, self.clock) as write:
+            for group in groups:
+                write(group)
+                judged += group
+        file = self.store.path(round_).name
+        log.info("round %d: snapshot %d gave %d rollouts (%s)", round_, snapshot.version, len(judged), file)
         return judged
 
     def _origin_of(self, round_: int, snapshot: Snapshot) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import count
 
 from tqdm import tqdm
@@ -66,8 +66,8 @@ class Sampler:
 
     def sample(
         self, prompts: Sequence[EncodedPrompt], *, group_size: int, version: int, round_: int, label: str
-    ) -> list[Rollout]:
-        """Return `group_size` unjudged rollouts for each prompt, siblings next to each other.
+    ) -> Iterator[list[Rollout]]:
+        """Yield each prompt's group of `group_size` unjudged rollouts as soon as the last of its siblings is finished.
 
         Args:
             prompts: what to answer.
@@ -75,45 +75,51 @@ class Sampler:
             version: snapshot that samples.
             round_: recorded with each rollout.
             label: names the progress bar and, with the run's seed, prompt and sibling, the seed of each sample.
+
+        Raises:
+            RuntimeError: the engine died more often than it may.
         """
         slots = [(g, s) for g in range(len(prompts)) for s in range(group_size)]
         seen: Counter[str] = Counter()
         times = [seen.update([p.prompt.id]) or seen[p.prompt.id] for p in prompts]  # a round may meet a prompt twice
         seeds = [derive_seed(self.seed, label, prompts[g].prompt.id, times[g], s) for g, s in slots]
-        snapshot, completions = self._complete([prompts[g].token_ids for g, _ in slots], seeds, version, label)
-        return [
-            self._rollout(prompts[g], g, s, completion, snapshot, round_)
-            for (g, s), completion in zip(slots, completions, strict=True)
-        ]
+        snapshot = self.snapshots.get(version)
+        groups: list[dict[int, Completion]] = [{} for _ in prompts]
+        for place, completion in self._complete([prompts[g].token_ids for g, _ in slots], seeds, version, label):
+            g, s = slots[place]
+            groups[g][s] = completion
+            if len(groups[g]) == group_size:
+                yield [self._rollout(prompts[g], g, s, groups[g][s], snapshot, round_) for s in range(group_size)]
 
     def _complete(
         self, prompts: Sequence[Sequence[int]], seeds: Sequence[int], version: int, label: str
-    ) -> tuple[Snapshot, list[Completion]]:
-        """Draw a completion for each (prompt, seed); an engine that dies is started again for those that are missing.
+    ) -> Iterator[tuple[int, Completion]]:
+        """Yield a completion for each (prompt, seed); an engine that dies is started again for those that are missing.
 
         Raises:
             RuntimeError: it died more often than it may.
         """
-        done: dict[int, Completion] = {}
+        left = list(range(len(prompts)))
         bar = tqdm(total=len(prompts), desc=f"sampling {label}", unit="completion", leave=False, dynamic_ncols=True)
         with bar:
             for restarts in count():
                 try:
-                    snapshot = self.load(version)
-                    left = [i for i in range(len(prompts)) if i not in done]
-                    with self.clock.measure("sampling"):
-                        for place, completion in self.engine.generate(
-                            [prompts[i] for i in left],
-                            self.sampling,
-                            [seeds[i] for i in left],
-                            self.codec.stop_token_ids,
-                        ):
-                            done[left[place]] = completion
-                            bar.update()
-                    return snapshot, [done[i] for i in range(len(prompts))]
+                    self.load(version)
+                    asked, missing = left, set(left)
+                    drawn = self.engine.generate(
+                        [prompts[i] for i in asked], self.sampling, [seeds[i] for i in asked], self.codec.stop_token_ids
+                    )
+                    for place, completion in self.clock.measure_each("sampling", drawn):
+                        missing.remove(asked[place])
+                        bar.update()
+                        yield asked[place], completion
+                    if missing:
+                        raise RuntimeError(f"engine {self.engine.name} ended with {len(missing)} completions missing")
+                    return
                 except EngineDied as error:
-                    self._restart(error, restarts, f"{len(done)} of {len(prompts)} completions of {label} are kept")
-        raise AssertionError("unreachable")
+                    left = sorted(missing)
+                    kept = len(prompts) - len(left)
+                    self._restart(error, restarts, f"{kept} of {len(prompts)} completions of {label} are kept")
 
     def _restart(self, error: EngineDied, restarts: int, kept: str) -> None:
         if restarts >= self.max_restarts:

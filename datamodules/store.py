@@ -2,7 +2,8 @@
 
 import json
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from datamodules.atomic import atomic_file
+from datamodules.clock import Clock
 from datamodules.types import Rollout, Verdict
 
 KEY = "offbeat"  # of the file's metadata
+ROWS_AT_ONCE = 1024  # a row group of the file; a fixed number, so that the file does not depend on timing
 SCHEMA = pa.schema(
     [
         ("round", pa.int32()),
@@ -50,19 +53,34 @@ class RolloutStore:
         """Return where a round is, whether or not it is there yet."""
         return self.directory / f"round-{round_:06d}.parquet"
 
-    def write(self, round_: int, rollouts: Sequence[Rollout], origin: Mapping[str, Any]) -> Path:
-        """Store a round of judged rollouts and return the file.
+    @contextmanager
+    def writing(
+        self, round_: int, origin: Mapping[str, Any], clock: Clock
+    ) -> Iterator[Callable[[Sequence[Rollout]], None]]:
+        """Yield what takes a round's judged rollouts as they come; all are stored when the block ends without error.
 
         Args:
             round_: its number.
-            rollouts: all of its samples.
-            origin: what determined them, in plain values; `read` asks for the same.
+            origin: what determined the rollouts, in plain values; `read` asks for the same.
+            clock: told the seconds of storing.
         """
-        table = pa.Table.from_pylist([_to_row(rollout) for rollout in rollouts], schema=SCHEMA)
-        table = table.replace_schema_metadata({KEY: json.dumps({"format": 1, "round": round_, "origin": origin})})
-        with atomic_file(self.path(round_)) as temporary:
-            pq.write_table(table, temporary, compression="zstd")
-        return self.path(round_)
+        schema = SCHEMA.with_metadata({KEY: json.dumps({"format": 1, "round": round_, "origin": origin})})
+        rows: list[dict[str, Any]] = []
+
+        def write(rollouts: Sequence[Rollout]) -> None:
+            with clock.measure("storing"):
+                rows.extend(map(_to_row, rollouts))
+                while len(rows) >= ROWS_AT_ONCE:
+                    writer.write_table(pa.Table.from_pylist(rows[:ROWS_AT_ONCE], schema=schema))
+                    del rows[:ROWS_AT_ONCE]
+
+        with ExitStack() as stack:
+            temporary = stack.enter_context(atomic_file(self.path(round_)))
+            writer = stack.enter_context(pq.ParquetWriter(temporary, schema, compression="zstd"))
+            yield write
+            with clock.measure("storing"):
+                writer.write_table(pa.Table.from_pylist(rows, schema=schema))
+                stack.close()
 
     def read(self, round_: int, origin: Mapping[str, Any]) -> list[Rollout] | None:
         """Return a stored round, or None when there is none that was made in just this way."""

@@ -103,7 +103,7 @@ def kill_at(owner: Any, name: str, count: int, *, after: bool) -> None:
 PHASES = {
     "sampling": (TransformersEngine, "_generate_together", 4, False),
     "scoring": (Number, "__call__", 100, False),
-    "storing": (pq, "write_table", 2, True),  # written, not yet under its name
+    "storing": (pq.ParquetWriter, "write_table", 2, True),  # written, not yet under its name
     "publishing": (Policy, "save_pretrained", 3, True),
     "pruning": (SnapshotStore, "prune", 2, True),
     "training": (torch.optim.AdamW, "step", 5, True),

@@ -125,6 +125,9 @@ class VLLMEngine:
         with _noticing_death():
             try:
                 self._llm.sleep(level=0)
+                distinct = list({tuple(prompt): None for prompt in prompts})  # siblings share theirs
+                rendered = core.renderer.render_cmpl([{"prompt_token_ids": list(prompt)} for prompt in distinct])
+                inputs = dict(zip(distinct, rendered, strict=True))
                 for i, (prompt, seed) in enumerate(zip(prompts, seeds, strict=True)):
                     parameters = SamplingParams(
                         temperature=sampling.temperature,
@@ -136,8 +139,9 @@ class VLLMEngine:
                         logprobs=0,
                         detokenize=False,
                         output_kind=RequestOutputKind.FINAL_ONLY,
+                        skip_clone=True,  # nobody else holds it
                     )
-                    core.add_request(str(i), {"prompt_token_ids": list(prompt)}, parameters)
+                    core.add_request(str(i), inputs[tuple(prompt)], parameters)
                 self._llm.wake_up(tags=["scheduling"])
                 while core.has_unfinished_requests():
                     for output in core.step():

@@ -5,6 +5,7 @@ import random
 import sys
 from pathlib import Path
 
+from datamodules.clock import Clock
 from datamodules.store import RolloutStore
 from datamodules.types import Rollout, Verdict
 
@@ -28,7 +29,10 @@ def make_recording(directory: Path, *, num_prompts: int, vocabulary: int, scale:
             length = min(256.0, max(16.0, math.exp(draw.gauss(math.log(95.0), 0.6))))
             completion = _ids(draw, scale * length, vocabulary)
             rollouts.append(_rollout(group, sibling, prompt, completion, draw))
-    return RolloutStore(directory).write(0, rollouts, {})
+    store = RolloutStore(directory)
+    with store.writing(0, {}, Clock()) as write:
+        write(rollouts)
+    return store.path(0)
 
 
 def _ids(draw: random.Random, length: float, vocabulary: int) -> tuple[int, ...]:

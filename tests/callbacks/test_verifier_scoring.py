@@ -1,6 +1,5 @@
 """Scoring: every rollout gets a verdict, and what could not be judged is never a reward of 0."""
 
-import logging
 import threading
 import time
 from collections.abc import Callable
@@ -38,19 +37,15 @@ def test_every_rollout_is_judged_against_its_own_answer_in_order(make_rollout: M
     assert [r.verdict for r in rollouts] == [None] * 4  # a stage makes new values
 
 
-def test_a_verifier_that_raises_is_counted_and_logged_and_does_not_score_0(
-    make_rollout: MakeRollout, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_verifier_that_raises_does_not_score_0(make_rollout: MakeRollout) -> None:
     def verifier(completion: str, answer: str) -> Verdict:
         if completion != "4":
             raise TimeoutError("judge is down")
         return Verdict("correct", 1.0)
 
-    with caplog.at_level(logging.WARNING):
-        judged = scored(verifier, *(make_rollout(0, s, text=text) for s, text in enumerate(("4", "x", "y"))))
+    judged = scored(verifier, *(make_rollout(0, s, text=text) for s, text in enumerate(("4", "x", "y"))))
     assert verdicts(judged) == [("correct", 1.0), ("error", None), ("error", None)]
     assert [(r.reward, r.is_trainable) for r in judged] == [(1.0, True), (None, False), (None, False)]
-    assert caplog.messages == ["2 of 3 completions got no score: 2 x TimeoutError: judge is down"]
 
 
 def test_a_reference_answer_without_a_number_is_an_error_without_a_score(make_rollout: MakeRollout) -> None:
@@ -59,15 +54,6 @@ def test_a_reference_answer_without_a_number_is_an_error_without_a_score(make_ro
     assert judged.verdict is not None
     assert judged.verdict.status == "error"
     assert judged.verdict.detail == "ValueError: the reference answer 'four' holds no number"
-
-
-def test_nothing_is_logged_when_all_could_be_judged(
-    make_rollout: MakeRollout, caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level(logging.WARNING):
-        judged = scored(Number(), make_rollout(text="no idea"), make_rollout(text="4"))
-    assert verdicts(judged) == [("unparseable", 0.0), ("correct", 1.0)]
-    assert caplog.messages == []
 
 
 def test_a_sample_that_was_never_drawn_is_an_error_and_not_shown_to_the_verifier(make_rollout: MakeRollout) -> None:

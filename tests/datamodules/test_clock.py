@@ -1,6 +1,7 @@
 """Seconds by phase: added up once, also when phases nest or fail."""
 
 import time
+from collections.abc import Iterator
 
 import pytest
 
@@ -34,6 +35,22 @@ def test_seconds_within_another_phase_are_counted_once_as_the_outer_one(ticks: l
             ticks.append(2.0)
         ticks.append(4.0)
     assert clock.seconds == {"evaluation": 7.0}
+
+
+def test_the_seconds_that_items_take_to_come_are_told_apart_from_what_is_done_with_them(ticks: list[float]) -> None:
+    clock = Clock()
+
+    def items() -> Iterator[int]:
+        ticks.append(1.0)
+        yield 1
+        ticks.append(2.0)
+        yield 2
+        ticks.append(4.0)  # until it says that there are no more
+
+    for item in clock.measure_each("sampling", items()):
+        with clock.measure("scoring"):
+            ticks.append(16.0 * item)
+    assert clock.seconds == {"sampling": 7.0, "scoring": 48.0}
 
 
 def test_a_phase_that_fails_is_measured_and_the_next_one_too(ticks: list[float]) -> None:

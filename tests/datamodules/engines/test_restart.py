@@ -43,7 +43,9 @@ def mortal(request: pytest.FixtureRequest, make_engine: Callable[..., Engine]) -
 
 
 def draw(sampler: Sampler) -> list[Rollout]:
-    return sampler.sample(PROMPTS, group_size=2, version=1, round_=3, label="round 3")
+    groups = list(sampler.sample(PROMPTS, group_size=2, version=1, round_=3, label="round 3"))
+    assert [r.sibling for group in groups for r in group] == [0, 1] * len(PROMPTS)
+    return [rollout for group in sorted(groups, key=lambda g: g[0].group_id) for rollout in group]
 
 
 def kill_processes() -> None:
@@ -85,6 +87,38 @@ def test_finished_completions_are_kept_and_the_rest_is_drawn_again_the_same(
     assert asked[1] < 24
     restarts = [message for message in caplog.messages if "of at most 2" in message]
     assert ["start 1" in restarts[0], "start 2" in restarts[1]] == [True, True]
+
+
+def test_a_group_comes_while_others_are_still_sampled(
+    make_engine: Callable[..., Engine], make_sampler: Callable[..., Sampler]
+) -> None:
+    engine: Any = make_engine("transformers")
+    engine.max_sequences = 4
+    events: list[str] = []
+    original = engine.generate
+
+    def generate(*arguments: Any) -> Any:
+        for item in original(*arguments):
+            events.append("completion")
+            yield item
+
+    engine.generate = generate
+    for group in make_sampler(engine).sample(PROMPTS, group_size=2, version=1, round_=3, label="round 3"):
+        assert [r.prompt_id for r in group] == [PROMPTS[group[0].group_id].prompt.id] * 2
+        events.append("group")
+    assert events.count("completion") == 24
+    assert events.count("group") == 12
+    assert "completion" in events[events.index("group") :]
+
+
+def test_an_engine_that_leaves_something_out_ends_the_run(
+    make_engine: Callable[..., Engine], make_sampler: Callable[..., Sampler]
+) -> None:
+    engine: Any = make_engine("transformers")
+    original = engine.generate
+    engine.generate = lambda *arguments: list(original(*arguments))[1:]
+    with pytest.raises(RuntimeError, match=r"engine transformers ended with 1 completions missing"):
+        draw(make_sampler(engine))
 
 
 def test_an_engine_that_keeps_dying_ends_the_run_within_seconds(
