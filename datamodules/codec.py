@@ -30,12 +30,15 @@ class Codec:
         self.stop_token_ids = stop_token_ids
         self.window = window
 
-    def encode_prompt(self, prompt: Prompt) -> EncodedPrompt:
+    def encode_prompts(self, prompts: Sequence[Prompt]) -> list[EncodedPrompt]:
         """Apply the chat template and the tokenizer once; special tokens come from the template alone."""
-        text = self.tokenizer.apply_chat_template(
-            [dict(m) for m in prompt.messages], tokenize=False, add_generation_prompt=True
+        if not prompts:
+            return []
+        texts = self.tokenizer.apply_chat_template(
+            [[dict(m) for m in prompt.messages] for prompt in prompts], tokenize=False, add_generation_prompt=True
         )
-        return EncodedPrompt(prompt, tuple(self.tokenizer.encode(text, add_special_tokens=False)))
+        ids = self.tokenizer(texts, add_special_tokens=False)["input_ids"]
+        return [EncodedPrompt(prompt, tuple(of_prompt)) for prompt, of_prompt in zip(prompts, ids, strict=True)]
 
     def encode_completion(self, text: str) -> tuple[int, ...]:
         """Token ids of a demonstration, ended by the first stop token."""
@@ -51,7 +54,7 @@ class Codec:
         Raises:
             ValueError: none is left.
         """
-        encoded = [self.encode_prompt(prompt) for prompt in prompts]
+        encoded = self.encode_prompts(prompts)
         room = self.window - max_tokens
         fitting = [e for e in encoded if 0 < len(e.token_ids) <= room]
         if len(fitting) < len(encoded):

@@ -89,7 +89,7 @@ def _rollout(
         )
     messages = user_turn(row["prompt"]) if isinstance(row["prompt"], str) else tuple(row["prompt"])
     round_, group_id, sibling = place
-    encoded = codec.encode_prompt(Prompt(f"{where}", messages, ""))
+    (encoded,) = codec.encode_prompts([Prompt(f"{where}", messages, "")])
     prompt_ids = tuple(row.get("prompt_ids") or encoded.token_ids)
     completion_ids = tuple(row.get("completion_ids") or codec.encode_completion(row["completion"]))
     logprobs = row.get("sampling_logprobs")

@@ -43,14 +43,15 @@ def test_this_tokenizer_would_double_the_bos_of_a_careless_codec() -> None:
 
 
 def test_a_prompt_has_the_templates_bos_once(make_prompt: MakePrompt) -> None:
-    encoded = codec().encode_prompt(make_prompt("ab", "p1"))
+    (encoded,) = codec().encode_prompts([make_prompt("ab", "p1")])
     assert encoded.token_ids == (BOS, USER, A, B)
     assert encoded.prompt.id == "p1"
 
 
 def test_every_turn_of_a_chat_is_in_the_prompt() -> None:
     turns = tuple({"role": role, "content": text} for role, text in (("user", "a"), ("assistant", "b"), ("user", "c")))
-    assert codec().encode_prompt(Prompt("p", turns, "4")).token_ids == (BOS, USER, A, USER, B, USER, C)
+    (encoded,) = codec().encode_prompts([Prompt("p", turns, "4")])
+    assert encoded.token_ids == (BOS, USER, A, USER, B, USER, C)
 
 
 def test_a_demonstration_has_no_bos_and_one_end_the_first_of_several() -> None:
