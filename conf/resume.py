@@ -17,7 +17,7 @@ HARMLESS = (
     "ckpt_path", "resume", "allow_config_change", "dry_run", "directory", "num_threads", "logger", "callbacks",
     "engine", "datamodule.prefetch", "datamodule.max_engine_restarts", "datamodule.max_tokens_per_micro_batch",
     "datamodule.engine", "datamodule.directory", "trainer.log_every_n_steps", "trainer.default_root_dir",
-    "policy_module.log_entropy",
+    "policy_module.log_entropy", "policy_module.compile_layers",
 )  # fmt: skip
 HARMFUL = ("callbacks.verifier_scoring",)
 # Copies of other nodes: one that changed with its source is not told twice.

@@ -67,6 +67,7 @@ def plan_attention(groups: Sequence[PackedGroup], device: torch.device) -> Atten
     return AttentionPlan(shapes, queries, keys, queries.argsort(), *(s.to(torch.int32) for s in starts))
 
 
+@torch.compiler.disable  # its blocks differ from micro-batch to micro-batch; layers compile around it
 def packed_attention(
     module: Any,
     query: Tensor,

@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
 from datamodules.types import PackedGroup, Probe, RolloutBatch
+from modules.decoder_layers import decoder_layers
 from modules.packed_attention import NAME as PACKED
 from modules.packed_states import packed_states
 from modules.packing_check import check_packing, refusal
@@ -77,6 +78,11 @@ class Policy(nn.Module):
         if policy.is_packed:
             check_packing(model)
         return policy
+
+    def compile_layers(self) -> None:
+        """Compile each decoder layer in place, for any number of tokens; names of weights stay."""
+        for layer in decoder_layers(self.model):
+            layer.compile(dynamic=True)
 
     @property
     def is_packed(self) -> bool:

@@ -35,6 +35,7 @@ class PolicyModule(L.LightningModule):
         scheduler: makes a learning-rate schedule from `optimizer` and `num_training_steps`; stepped with it.
         max_grad_norm: gradients are scaled down to this norm, above 0; null leaves them.
         log_entropy: log the policy's entropy, at the price of one more pass through the output head.
+        compile_layers: compile the decoder layers.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class PolicyModule(L.LightningModule):
         scheduler: Callable[..., LRScheduler],
         max_grad_norm: float | None,
         log_entropy: bool,
+        compile_layers: bool,
     ) -> None:
         super().__init__()
         if not objectives:
@@ -52,6 +54,8 @@ class PolicyModule(L.LightningModule):
         if max_grad_norm is not None and not max_grad_norm > 0.0:
             raise ValueError(f"policy_module.max_grad_norm must be above 0 or null, got {max_grad_norm}")
         self.automatic_optimization = False
+        if compile_layers:
+            policy.compile_layers()
         self.policy = policy
         self.objectives = nn.ModuleDict(dict(objectives))
         self.make_optimizer = optimizer

@@ -102,3 +102,22 @@ def test_what_it_does_not_compute_is_refused(asked: dict[str, Any]) -> None:
         packed_attention(None, *heads(2, 2), None, packing=plan_attention(GROUPS, CPU), **asked)
     with pytest.raises(ValueError, match="a mask of its own"):
         packed_attention(None, *heads(2, 2), torch.ones(1), packing=plan_attention(GROUPS, CPU))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize("window", [None, 3])
+@pytest.mark.parametrize(("query_heads", "key_heads"), [(4, 4), (4, 2)])
+def test_the_kernel_of_a_gpu_agrees_with_the_blocks(query_heads: int, key_heads: int, window: int | None) -> None:
+    inputs = [x.detach().cuda().bfloat16().requires_grad_() for x in heads(query_heads, key_heads)]
+    assert module.has_varlen_kernel(inputs[0], inputs[2])
+    exact = [x.detach().float().requires_grad_() for x in inputs]
+    plan = plan_attention(GROUPS, inputs[0].device)
+    outputs = [
+        packed_attention(None, *xs, None, packing=plan, scaling=0.3, sliding_window=window)[0] for xs in (inputs, exact)
+    ]
+    for output in outputs:
+        output.float().square().sum().backward()
+    assert_close(outputs[0].float(), outputs[1], atol=0.02, rtol=0.02)
+    for half, full in zip(inputs, exact, strict=True):
+        assert_close(half.grad.float(), full.grad, atol=0.1, rtol=0.05)

@@ -37,6 +37,7 @@ def refusal(
         scheduler=None,
         max_grad_norm=1.0,
         log_entropy=False,
+        compile_layers=False,
     )  # type: ignore[arg-type]
     data = SimpleNamespace(
         provides=OPTIONAL - {lacking},
