@@ -10,6 +10,7 @@ from typing import Any, ClassVar, TypeVar
 from datamodules.background import Background
 from datamodules.counts import check_at_least, check_batch_size
 from datamodules.curation import Curation, curate, drops_equal_groups
+from datamodules.engines.cores import warn_of_shared_cores
 from datamodules.experience import ExperienceDataModule
 from datamodules.prompt_order import PromptOrder
 from datamodules.replay import Replay
@@ -74,6 +75,8 @@ class RolloutDataModule(ExperienceDataModule):
     def setup(self, stage: str) -> None:
         """Encode the prompts and put them in order."""
         super().setup(stage)
+        if self._background is not None:
+            warn_of_shared_cores(self.engine.cpu_cores)
         self.order = PromptOrder(self.train_prompts, self.prompts_per_round, self.seed)
 
     def version_of(self, round_: int) -> int:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from datamodules.engines.cores import machine_cores
 from datamodules.engines.end_with_parent import end_with_parent
 from datamodules.engines.engine import Engine, EngineDied
 from datamodules.snapshots import Snapshot
@@ -32,6 +33,9 @@ class ProcessEngine:
         self.window = local.window
         self.canary_tolerance = local.canary_tolerance
         self.num_threads = num_threads
+        device: torch.device | None = getattr(local, "device", None)
+        is_on_cpu = device is None or device.type == "cpu"
+        self.cpu_cores = (num_threads or machine_cores()) if is_on_cpu else None
         self._make = engine
         self._process: Any = None
         self._pipe: Connection | None = None

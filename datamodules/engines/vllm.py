@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from datamodules.engines.cores import count_cores, machine_cores
 from datamodules.engines.engine import EngineDied
 from datamodules.engines.vllm_watch import DeathWatch
 from datamodules.snapshots import Snapshot
@@ -31,7 +32,8 @@ class VLLMEngine:
         max_model_len: longest prompt plus completion; null takes the model's window.
         tensor_parallel_size: devices that share one copy of the model.
         enforce_eager: skip compilation; starts faster, samples large models slower.
-        cpu_threads: cores of the engine on the CPU build, such as "0-1"; null leaves the choice to vLLM.
+        cpu_threads: cores of the engine on the CPU build, such as "0-1"; null: all but one, which vLLM keeps for its
+            scheduler.
         canary_tolerance: largest probe difference to the trainer's log-probs.
     """
 
@@ -59,6 +61,7 @@ class VLLMEngine:
         self.canary_tolerance = canary_tolerance
         self.window = max_model_len
         self.cpu_threads = cpu_threads
+        self.cpu_cores = None if torch.cuda.is_available() else _cores(cpu_threads)
         self.arguments: dict[str, Any] = {
             "dtype": dtype,
             "kv_cache_memory_bytes": kv_cache_mb * 2**20,
@@ -185,6 +188,11 @@ class VLLMEngine:
             self._watch.wake()  # another thread may be in the middle of sampling
         del llm
         gc.collect()
+
+
+def _cores(cpu_threads: str | None) -> int:
+    """Return how many cores vLLM's CPU build binds its threads to."""
+    return max(1, machine_cores() - 1) if cpu_threads is None else count_cores(cpu_threads)
 
 
 @contextmanager
