@@ -1,12 +1,14 @@
 """What the framework adds to a step of a model of a million parameters, against a bare loop of the same maths."""
 
 import statistics
+import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any, ClassVar
 
 import lightning as L
+import psutil
 import torch
 from hydra import compose, initialize_config_dir
 
@@ -54,6 +56,41 @@ def overhead(directory: Path) -> dict[str, float]:
     train(cfg)
     framework, bare = statistics.median(Times.seconds), statistics.median(_bare_loop(Times.module))
     return {"framework_seconds": framework, "bare_seconds": bare, "overhead": framework / bare - 1.0}
+
+
+def startup(directory: Path) -> dict[str, float]:
+    """Return the seconds from the start of this process to the first optimizer step of the default run.
+
+    Args:
+        directory: of the run.
+    """
+    started = psutil.Process().create_time()
+    imported = time.time() - started
+    overrides = [f"directory={directory}", "rounds=1", "engine=transformers", "+callbacks.first._target_=bench.First"]
+    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+        cfg = compose("train", [*overrides, "~callbacks.held_out_evaluation", "~callbacks.checkpoint_best"])
+    sys.modules["bench"] = sys.modules[__name__]
+    train(cfg)
+    libraries = time.perf_counter()
+    subprocess.run([sys.executable, "-c", "import hydra, lightning, torch, transformers"], check=True)
+    return {
+        "libraries_alone_seconds": time.perf_counter() - libraries,
+        "imports_seconds": imported,
+        "until_sampling_seconds": First.times["round"] - started,
+        "until_first_step_seconds": First.times["step"] - started,
+    }
+
+
+class First(L.Callback):
+    """Note when the first round is about to be sampled, and when the first optimizer step has ended."""
+
+    times: ClassVar[dict[str, float]] = {}
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: Any) -> None:
+        self.times["round"] = time.time()
+
+    def on_train_batch_end(self, trainer: L.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.times.setdefault("step", time.time())
 
 
 def _bare_loop(module: Any) -> list[float]:

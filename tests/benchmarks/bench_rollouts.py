@@ -22,9 +22,13 @@ from datamodules.types import Probe  # noqa: E402
 from modules.policy import Policy  # noqa: E402
 from modules.tiny_policy import character_tokenizer  # noqa: E402
 
-ROUNDS = 5
+ROUNDS = 11
+SIZES = {
+    "0.5M": (),
+    "8M": ("policy.hidden_size=320", "policy.num_heads=5", "policy.num_layers=6", "policy.intermediate_size=864"),
+}
 SETTINGS = (
-    "lag=9", "engine=vllm", "engine.kv_cache_mb=256", "datamodule.prompts_per_round=160", "datamodule.group_size=8",
+    f"lag={ROUNDS}", "engine=vllm", "engine.kv_cache_mb=256", "datamodule.prompts_per_round=160", "datamodule.group_size=8",
     "datamodule.batch_size=128", "datamodule.sampling.max_tokens=24",
 )  # fmt: skip
 
@@ -38,13 +42,17 @@ class Hooks:
 
 
 def rollout_path(directory: Path) -> dict[str, Any]:
-    """Return the median seconds of a round by our path and by a bare loop, in turns on one engine.
+    """Return the median seconds of a round by our path and by a bare loop, in turns on one engine, for each size.
 
     Args:
-        directory: of the run.
+        directory: of the runs.
     """
+    return {size: _rollout_path(directory / size, settings) for size, settings in SIZES.items()}
+
+
+def _rollout_path(directory: Path, settings: tuple[str, ...]) -> dict[str, float]:
     with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
-        cfg = compose("train", [f"directory={directory}", *SETTINGS])
+        cfg = compose("train", [f"directory={directory}", *SETTINGS, *settings])
     policy, data = instantiate(cfg.policy), instantiate(cfg.datamodule)
     data.use(policy)
     data.setup("fit")

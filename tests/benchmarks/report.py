@@ -27,7 +27,7 @@ def headline(raw: dict[str, Any]) -> dict[str, float]:
         "train_memory_ratio_vs_trl": memory(F32),
         "train_memory_ratio_vs_trl_151k": memory(LARGE_VOCABULARY),
         "loop_speedup_vs_trl": speedup("loop"),
-        "rollout_overhead": raw["rollouts"]["overhead"],
+        "rollout_overhead": raw["rollouts"]["0.5M"]["overhead"],
         "mfu": raw[F32]["ours"]["mfu"],
         "framework_overhead": raw["overhead"]["overhead"],
     }
@@ -60,7 +60,10 @@ def write_report(raw: dict[str, Any], machine: str, docs: Path) -> None:
             name: table(tuple(raw[name][0]), (row.values() for row in raw[name]))
             for name in ("logprobs", "packing", "growth")
         },
-        **{name: table(("figure", "value"), raw[name].items()) for name in ("rollouts", "sync", "overhead")},
+        "rollouts": table(
+            ("model", *raw["rollouts"]["0.5M"]), ((size, *row.values()) for size, row in raw["rollouts"].items())
+        ),
+        **{name: table(("figure", "value"), raw[name].items()) for name in ("sync", "overhead", "startup")},
     }
     text = TEXT.read_text()
     for name, value in tables.items():

@@ -103,6 +103,7 @@ def main() -> None:
     directory = Path(tempfile.mkdtemp(prefix="offbeat-bench-"))
     parts: dict[str, Callable[[], Any]] = {
         "overhead": lambda: call("bench_overhead.overhead", directory / "overhead"),
+        "startup": lambda: call("bench_overhead.startup", directory / "startup"),
         "logprobs": lambda: call("bench_compute.logprobs"),
         "packing": lambda: call("bench_compute.packing", directory / "packing"),
         "growth": lambda: call("bench_compute.growth", directory / "growth"),
