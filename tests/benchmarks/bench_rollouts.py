@@ -28,8 +28,8 @@ SIZES = {
     "8M": ("policy.hidden_size=320", "policy.num_heads=5", "policy.num_layers=6", "policy.intermediate_size=864"),
 }
 SETTINGS = (
-    f"lag={ROUNDS}", "engine=vllm", "engine.kv_cache_mb=256", "datamodule.prompts_per_round=160", "datamodule.group_size=8",
-    "datamodule.batch_size=128", "datamodule.sampling.max_tokens=24",
+    f"lag={ROUNDS}", "engine=vllm", "engine.kv_cache_mb=256", "datamodule.prompts_per_round=160",
+    "datamodule.group_size=8", "datamodule.batch_size=128", "datamodule.sampling.max_tokens=24",
 )  # fmt: skip
 
 
