@@ -22,7 +22,7 @@ from datamodules.types import Probe  # noqa: E402
 from modules.policy import Policy  # noqa: E402
 from modules.tiny_policy import character_tokenizer  # noqa: E402
 
-ROUNDS = 11
+ROUNDS = 7
 SIZES = {
     "0.5M": (),
     "8M": ("policy.hidden_size=320", "policy.num_heads=5", "policy.num_layers=6", "policy.intermediate_size=864"),

@@ -100,6 +100,8 @@ def main() -> None:
     parser.add_argument("--trl", default=str(ROOT / ".venv-trl" / "bin" / "python"), help="Python of TRL's environment")
     parser.add_argument("--only", nargs="*", help="parts to run; the others keep their last figures")
     arguments = parser.parse_args()
+    arguments.trl = str(Path(arguments.trl).absolute())  # the parts run in another directory
+    child(arguments.trl, ["-c", "import json, trl; print(json.dumps(trl.__version__))"])
     directory = Path(tempfile.mkdtemp(prefix="offbeat-bench-"))
     parts: dict[str, Callable[[], Any]] = {
         "overhead": lambda: call("bench_overhead.overhead", directory / "overhead"),
