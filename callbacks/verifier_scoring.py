@@ -32,20 +32,20 @@ class VerifierScoring(Callback):
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
         prompts = [encoded.prompt for encoded in (*data.train_prompts, *data.held_out_prompts)]
         reasons = {answer: self._refusal(answer) for answer in {prompt.answer for prompt in prompts}}
-        faults = [f"{prompt.id}: {reasons[prompt.answer]}" for prompt in prompts if reasons[prompt.answer]]
+        faults = [f"{prompt.id}: {reasons[prompt.answer]}" for prompt in prompts if reasons[prompt.answer] is not None]
         if faults:
             raise ValueError(
                 f"verifier: {type(self.verifier).__name__} cannot judge {len(faults)} of the prompts: "
                 f"{'; '.join(faults[:3])}. Choose another verifier, or mend the answers"
             )
 
-    def _refusal(self, answer: str) -> str:
-        """Return why the verifier cannot compare with an answer, empty when it can."""
+    def _refusal(self, answer: str) -> str | None:
+        """Return why the verifier cannot compare with an answer, None when it can."""
         try:
             self.verifier.check_answer(answer)
         except ValueError as error:
             return str(error)
-        return ""
+        return None
 
     def on_rollouts(self, trainer: L.Trainer, rollouts: Sequence[Rollout]) -> list[Rollout]:
         """Return the rollouts with verdicts, in the same order."""

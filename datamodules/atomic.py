@@ -20,12 +20,12 @@ def atomic_file(path: Path) -> Iterator[Path]:
         OSError: the disk is full or not writable, with the path and the free space.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with _explained(path):
+    with explained(path):
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=PREFIX)
     os.close(handle)
     temporary = Path(name)
     try:
-        with _explained(path):
+        with explained(path):
             yield temporary
             _fsync(temporary)
             temporary.chmod(0o644)
@@ -43,10 +43,10 @@ def atomic_directory(path: Path) -> Iterator[Path]:
         OSError: the disk is full or not writable, with the path and the free space.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with _explained(path):
+    with explained(path):
         temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=PREFIX))
     try:
-        with _explained(path):
+        with explained(path):
             yield temporary
             for file in temporary.rglob("*"):
                 _fsync(file)
@@ -100,8 +100,12 @@ def _fsync(path: Path) -> None:
 
 
 @contextmanager
-def _explained(path: Path) -> Iterator[None]:
-    """Say what could not be written and how much space is left when the disk is full."""
+def explained(path: Path) -> Iterator[None]:
+    """Say what could not be written and how much space is left when the disk is full.
+
+    Raises:
+        OSError: instead of the error that says so.
+    """
     try:
         yield
     except Exception as error:

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -31,7 +31,7 @@ class Clock:
             self._thread.is_running = False
             self.add(phase, time.perf_counter() - start)
 
-    def measure_each(self, phase: str, items: Iterable[Item]) -> Iterator[Item]:
+    def measure_each(self, phase: str, items: Iterable[Item]) -> Generator[Item, None, None]:
         """Yield the items; the seconds that each takes to come are `phase`'s, what is done with it is not."""
         iterator = iter(items)
         while True:

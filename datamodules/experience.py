@@ -2,7 +2,7 @@
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar
@@ -221,14 +221,10 @@ class ExperienceDataModule(L.LightningDataModule, ABC):
     def evaluate(self, version: int, *, samples_per_prompt: int) -> list[Rollout]:
         """Return judged rollouts of a snapshot on the held-out prompts, with the same seeds every time."""
         with self.clock.measure("evaluation"):
-            groups = self.sample(
+            groups = self.sampler.sample(
                 self.held_out_prompts, group_size=samples_per_prompt, version=version, round_=version, label="held-out"
             )
-            return list(chain.from_iterable(groups))
-
-    def sample(self, prompts: Sequence[EncodedPrompt], **how: Any) -> Iterator[list[Rollout]]:
-        """Yield the judged groups of the prompts in their order; arguments as those of `Sampler.sample`."""
-        return judged_in_order(self.trainer, self.sampler.sample(prompts, **how), self.clock)
+            return list(chain.from_iterable(judged_in_order(self.trainer, groups, self.clock)))
 
     def close(self) -> None:
         """End the engine and free the directory; the run calls this on success, error and interrupt alike."""

@@ -1,8 +1,8 @@
 """The hooks that a DataModule calls on callbacks, beyond Lightning's own.
 
-`on_snapshot_missing(trainer, version)` publishes the initial weights, `on_rollouts(trainer, rollouts) -> rollouts`
-judges the group of one prompt while others are still sampled (with prefetch in a thread of its own), and
-`on_round_collected(trainer, rollouts)` observes a judged and curated round.
+`on_snapshot_missing(trainer, version)` publishes the initial weights; `on_rollouts(trainer, rollouts) -> rollouts`
+judges the siblings of one prompt, while an engine in a process of its own samples others (with prefetch in a thread of
+its own); `on_round_collected(trainer, rollouts)` observes a judged and curated round.
 """
 
 from collections.abc import Callable

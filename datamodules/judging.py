@@ -2,7 +2,8 @@
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Sequence
+from contextlib import closing
 from typing import Any
 
 from datamodules.clock import Clock
@@ -12,8 +13,12 @@ from datamodules.types import Rollout
 log = logging.getLogger(__name__)
 
 
-def judged_in_order(trainer: Any, groups: Iterable[Sequence[Rollout]], clock: Clock) -> Iterator[list[Rollout]]:
+def judged_in_order(
+    trainer: Any, groups: Generator[Sequence[Rollout], None, None], clock: Clock
+) -> Generator[list[Rollout], None, None]:
     """Yield groups in the order of their ids, each judged as soon as it comes; what got no score is counted and told.
+
+    An engine in a process of its own goes on meanwhile. A hook gets the siblings of one prompt at a time.
 
     Args:
         trainer: whose callbacks judge, by the hook `on_rollouts`.
@@ -26,15 +31,17 @@ def judged_in_order(trainer: Any, groups: Iterable[Sequence[Rollout]], clock: Cl
     early: dict[int, list[Rollout]] = {}  # what finished before its turn
     unscored: Counter[str] = Counter()
     total = turn = 0
-    for group in groups:
-        with clock.measure("scoring"):
-            judged = _judge(trainer, group)
-        total += len(judged)
-        unscored.update(r.verdict.detail for r in judged if r.verdict and r.verdict.status == "error")
-        early[judged[0].group_id] = judged
-        while turn in early:
-            yield early.pop(turn)
-            turn += 1
+    with closing(groups):
+        for group in groups:
+            with clock.measure("scoring"):
+                judged = _judge(trainer, group)
+            total += len(judged)
+            unscored.update(r.verdict.detail for r in judged if r.verdict and r.verdict.status == "error")
+            early[judged[0].group_id] = judged
+            while turn in early:
+                yield early.pop(turn)
+                turn += 1
+    assert not early, f"group {turn} never came"
     if unscored:
         reasons = "; ".join(f"{count} x {detail}" for detail, count in unscored.most_common(3))
         log.warning("%d of %d completions got no score: %s", unscored.total(), total, reasons)

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from functools import partial
 from typing import Any, ClassVar, TypeVar
 
@@ -12,6 +12,7 @@ from datamodules.counts import check_at_least, check_batch_size
 from datamodules.curation import Curation, curate, drops_equal_groups
 from datamodules.engines.cores import warn_of_shared_cores
 from datamodules.experience import ExperienceDataModule
+from datamodules.judging import judged_in_order
 from datamodules.prompt_order import PromptOrder
 from datamodules.replay import Replay
 from datamodules.seeds import derive_seed
@@ -108,15 +109,18 @@ class RolloutDataModule(ExperienceDataModule):
             log.info("round %d: taken from %s", round_, self.store.path(round_).name)
             return stored
         judged: list[Rollout] = []
-        groups = self.sample(
+        groups = self.sampler.sample(
             self.order.of_round(round_),
             group_size=self.group_size,
             version=snapshot.version,
             round_=round_,
             label=f"round {round_}",
         )
-        with self.store.writing(round_, origin, self.clock) as write:
-            for group in groups:
+        with (
+            self.store.writing(round_, origin, self.clock) as write,
+            closing(judged_in_order(self.trainer, groups, self.clock)) as in_order,
+        ):
+            for group in in_order:
                 write(group)
                 judged += group
         file = self.store.path(round_).name

@@ -2,7 +2,8 @@
 
 import logging
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
+from contextlib import closing
 from itertools import count
 
 from tqdm import tqdm
@@ -66,7 +67,7 @@ class Sampler:
 
     def sample(
         self, prompts: Sequence[EncodedPrompt], *, group_size: int, version: int, round_: int, label: str
-    ) -> Iterator[list[Rollout]]:
+    ) -> Generator[list[Rollout], None, None]:
         """Yield each prompt's group of `group_size` unjudged rollouts as soon as the last of its siblings is finished.
 
         Args:
@@ -85,40 +86,41 @@ class Sampler:
         seeds = [derive_seed(self.seed, label, prompts[g].prompt.id, times[g], s) for g, s in slots]
         snapshot = self.snapshots.get(version)
         groups: list[dict[int, Completion]] = [{} for _ in prompts]
-        for place, completion in self._complete([prompts[g].token_ids for g, _ in slots], seeds, version, label):
-            g, s = slots[place]
-            groups[g][s] = completion
-            if len(groups[g]) == group_size:
-                yield [self._rollout(prompts[g], g, s, groups[g][s], snapshot, round_) for s in range(group_size)]
+        with closing(self._complete([prompts[g].token_ids for g, _ in slots], seeds, version, label)) as completions:
+            for place, completion in completions:
+                g, s = slots[place]
+                groups[g][s] = completion
+                if len(groups[g]) == group_size:
+                    yield [self._rollout(prompts[g], g, s, groups[g][s], snapshot, round_) for s in range(group_size)]
 
     def _complete(
         self, prompts: Sequence[Sequence[int]], seeds: Sequence[int], version: int, label: str
-    ) -> Iterator[tuple[int, Completion]]:
+    ) -> Generator[tuple[int, Completion], None, None]:
         """Yield a completion for each (prompt, seed); an engine that dies is started again for those that are missing.
 
         Raises:
             RuntimeError: it died more often than it may.
         """
-        left = list(range(len(prompts)))
+        missing = set(range(len(prompts)))
         bar = tqdm(total=len(prompts), desc=f"sampling {label}", unit="completion", leave=False, dynamic_ncols=True)
         with bar:
             for restarts in count():
                 try:
                     self.load(version)
-                    asked, missing = left, set(left)
+                    asked = sorted(missing)
                     drawn = self.engine.generate(
                         [prompts[i] for i in asked], self.sampling, [seeds[i] for i in asked], self.codec.stop_token_ids
                     )
-                    for place, completion in self.clock.measure_each("sampling", drawn):
-                        missing.remove(asked[place])
-                        bar.update()
-                        yield asked[place], completion
+                    with closing(drawn), closing(self.clock.measure_each("sampling", drawn)) as timed:
+                        for place, completion in timed:
+                            missing.remove(asked[place])
+                            bar.update()
+                            yield asked[place], completion
                     if missing:
                         raise RuntimeError(f"engine {self.engine.name} ended with {len(missing)} completions missing")
                     return
                 except EngineDied as error:
-                    left = sorted(missing)
-                    kept = len(prompts) - len(left)
+                    kept = len(prompts) - len(missing)
                     self._restart(error, restarts, f"{kept} of {len(prompts)} completions of {label} are kept")
 
     def _restart(self, error: EngineDied, restarts: int, kept: str) -> None:

@@ -10,12 +10,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from datamodules.atomic import atomic_file
+from datamodules.atomic import atomic_file, explained
 from datamodules.clock import Clock
 from datamodules.types import Rollout, Verdict
 
 KEY = "offbeat"  # of the file's metadata
-ROWS_AT_ONCE = 1024  # a row group of the file; a fixed number, so that the file does not depend on timing
+ROWS_AT_ONCE = 1024  # a row group of the file; a fixed number, so that row groups do not depend on timing
 SCHEMA = pa.schema(
     [
         ("round", pa.int32()),
@@ -43,6 +43,10 @@ SCHEMA = pa.schema(
 )
 
 
+class _BlockFailed(Exception):
+    """What a round is made of could not be made."""
+
+
 class RolloutStore:
     """The rounds of one run, `round-000012.parquet` and so on, each written atomically."""
 
@@ -68,19 +72,28 @@ class RolloutStore:
         rows: list[dict[str, Any]] = []
 
         def write(rollouts: Sequence[Rollout]) -> None:
-            with clock.measure("storing"):
+            with clock.measure("storing"), explained(self.path(round_)):
                 rows.extend(map(_to_row, rollouts))
                 while len(rows) >= ROWS_AT_ONCE:
                     writer.write_table(pa.Table.from_pylist(rows[:ROWS_AT_ONCE], schema=schema))
                     del rows[:ROWS_AT_ONCE]
 
-        with ExitStack() as stack:
-            temporary = stack.enter_context(atomic_file(self.path(round_)))
-            writer = stack.enter_context(pq.ParquetWriter(temporary, schema, compression="zstd"))
-            yield write
-            with clock.measure("storing"):
-                writer.write_table(pa.Table.from_pylist(rows, schema=schema))
-                stack.close()
+        failed: list[BaseException] = []
+        try:
+            with ExitStack() as stack:
+                temporary = stack.enter_context(atomic_file(self.path(round_)))
+                writer = stack.enter_context(pq.ParquetWriter(temporary, schema, compression="zstd"))
+                try:
+                    yield write
+                except BaseException as error:
+                    failed.append(error)
+                    raise _BlockFailed from error  # a full disk that an engine speaks of need not be this one
+                with clock.measure("storing"):
+                    if rows:
+                        writer.write_table(pa.Table.from_pylist(rows, schema=schema))
+                    stack.close()
+        except _BlockFailed:
+            raise failed[0] from failed[0].__cause__
 
     def read(self, round_: int, origin: Mapping[str, Any]) -> list[Rollout] | None:
         """Return a stored round, or None when there is none that was made in just this way."""

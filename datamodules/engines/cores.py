@@ -8,39 +8,41 @@ import torch
 
 log = logging.getLogger(__name__)
 
-LISTS = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*(\|\d+(-\d+)?(,\d+(-\d+)?)*)*")
+LISTS = re.compile(r"\d+(-\d+)?([,|]\d+(-\d+)?)*")
 
 
-def machine_cores() -> int:
+def machine_cores() -> list[int]:
     """Return the cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
 
 
-def count_cores(cpu_threads: str) -> int:
-    """Return how many cores a list names, such as "0-1,4", one list for each shard with "|" between.
+def listed_cores(cpu_threads: str) -> set[int]:
+    """Return the cores of a list such as "0-1,4", one list for each shard with "|" between.
 
     Raises:
         ValueError: it is no such list.
     """
-    if not LISTS.fullmatch(cpu_threads):
+    is_list = LISTS.fullmatch(str(cpu_threads)) is not None
+    parts = [[int(end) for end in part.split("-")] for part in re.split(r"[,|]", str(cpu_threads)) if is_list]
+    if not is_list or any(part[0] > part[-1] for part in parts):
         raise ValueError(f'engine.cpu_threads must list cores, such as "0-1" or "0,2,4-7", got {cpu_threads!r}')
-    parts = [[int(end) for end in part.split("-")] for part in re.split(r"[,|]", cpu_threads)]
-    return sum(ends[-1] - ends[0] + 1 for ends in parts)
+    return {core for part in parts for core in range(part[0], part[-1] + 1)}
 
 
 def warn_of_shared_cores(engine_cores: int | None) -> None:
     """Tell a run whose engine samples while the trainer trains when both together want more cores than there are.
 
     Args:
-        engine_cores: that the engine computes on; None for a device of its own.
+        engine_cores: that the engine computes on, at most; None for a device of its own, or where it is not known.
     """
     cores, threads = machine_cores(), torch.get_num_threads()
-    if engine_cores is None or torch.cuda.is_available() or threads + engine_cores <= cores or cores < 2:
+    if engine_cores is None or torch.cuda.is_available() or threads + engine_cores <= len(cores) or len(cores) < 2:
         return
-    half = cores // 2
+    half = len(cores) // 2
+    theirs = ",".join(map(str, cores[half:]))
     log.warning(
-        "with datamodule.prefetch, %d threads of the trainer and %d of the engine take turns on %d cores; give each "
-        'its own: num_threads=%d, and engine.cpu_threads="%d-%d" (vllm) or engine.num_threads=%d '
-        "(transformers_process)",
-        threads, engine_cores, cores, half, half, cores - 1, cores - half,
+        "with datamodule.prefetch, %d threads of the trainer and up to %d of the engine take turns on %d cores; give "
+        'each a share: num_threads=%d, and engine.cpu_threads="%s" (vllm; with engine=auto engine.vllm.cpu_threads) or '
+        "engine.num_threads=%d (transformers_process)",
+        threads, engine_cores, len(cores), half, theirs, len(cores) - half,
     )  # fmt: skip

@@ -1,6 +1,6 @@
 """What every engine does: hold one snapshot's weights and sample completions from them."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from typing import Protocol
 
 from datamodules.snapshots import Snapshot
@@ -30,7 +30,7 @@ class Engine(Protocol):
         sampling: Sampling,
         seeds: Sequence[int],
         stop_token_ids: Sequence[int],
-    ) -> Iterator[tuple[int, Completion]]:
+    ) -> Generator[tuple[int, Completion], None, None]:
         """Yield one completion for each (prompt, seed) with its index, as they finish.
 
         A completion depends on its prompt, its seed and the weights; what else is in the list matters only by

@@ -2,7 +2,7 @@
 
 import multiprocessing
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -35,7 +35,7 @@ class ProcessEngine:
         self.num_threads = num_threads
         device: torch.device | None = getattr(local, "device", None)
         is_on_cpu = device is None or device.type == "cpu"
-        self.cpu_cores = (num_threads or machine_cores()) if is_on_cpu else None
+        self.cpu_cores = (num_threads or len(machine_cores())) if is_on_cpu else None
         self._make = engine
         self._process: Any = None
         self._pipe: Connection | None = None
@@ -62,7 +62,7 @@ class ProcessEngine:
         sampling: Sampling,
         seeds: Sequence[int],
         stop_token_ids: Sequence[int],
-    ) -> Iterator[tuple[int, Completion]]:
+    ) -> Generator[tuple[int, Completion], None, None]:
         """Yield what the child's engine yields."""
         number = self._send("generate", prompts, sampling, seeds, stop_token_ids)
         for _ in prompts:

@@ -1,7 +1,7 @@
 """Sample with the transformers library, in this process: no extra install, bit-for-bit repeatable."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 
 import torch
 from safetensors.torch import load_file
@@ -58,7 +58,7 @@ class TransformersEngine:
         sampling: Sampling,
         seeds: Sequence[int],
         stop_token_ids: Sequence[int],
-    ) -> Iterator[tuple[int, Completion]]:
+    ) -> Generator[tuple[int, Completion], None, None]:
         """Yield one completion for each (prompt, seed); prompts of like length are sampled together."""
         order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
         for start in range(0, len(order), self.max_sequences):

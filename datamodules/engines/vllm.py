@@ -6,13 +6,13 @@ import importlib.util
 import logging
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-from datamodules.engines.cores import count_cores, machine_cores
+from datamodules.engines.cores import listed_cores, machine_cores
 from datamodules.engines.engine import EngineDied
 from datamodules.engines.vllm_watch import DeathWatch
 from datamodules.snapshots import Snapshot
@@ -32,8 +32,8 @@ class VLLMEngine:
         max_model_len: longest prompt plus completion; null takes the model's window.
         tensor_parallel_size: devices that share one copy of the model.
         enforce_eager: skip compilation; starts faster, samples large models slower.
-        cpu_threads: cores of the engine on the CPU build, such as "0-1"; null: all but one, which vLLM keeps for its
-            scheduler.
+        cpu_threads: cores of the engine on the CPU build, such as "0-1"; null: vLLM chooses, and
+            keeps at least one for its scheduler.
         canary_tolerance: largest probe difference to the trainer's log-probs.
     """
 
@@ -99,7 +99,7 @@ class VLLMEngine:
         for name, value in QUIET.items():
             os.environ.setdefault(name, value)
         if self.cpu_threads is not None:
-            os.environ["VLLM_CPU_OMP_THREADS_BIND"] = self.cpu_threads
+            os.environ["VLLM_CPU_OMP_THREADS_BIND"] = str(self.cpu_threads)
         log.info("starting vLLM on %s", snapshot.path)
         from vllm import LLM  # takes seconds to import, and only this engine needs it
         from vllm.v1.engine.exceptions import EngineDeadError
@@ -114,7 +114,7 @@ class VLLMEngine:
         sampling: Sampling,
         seeds: Sequence[int],
         stop_token_ids: Sequence[int],
-    ) -> Iterator[tuple[int, Completion]]:
+    ) -> Generator[tuple[int, Completion], None, None]:
         """Yield one completion for each (prompt, seed) from one continuous stream of requests.
 
         All of them are queued before the first is scheduled: what is computed together, and so rounding, never depends
@@ -125,12 +125,12 @@ class VLLMEngine:
 
         core = self._llm.llm_engine
         waiting = set(range(len(prompts)))
+        distinct = list(dict.fromkeys(map(tuple, prompts)))  # siblings share theirs
+        rendered = core.renderer.render_cmpl([{"prompt_token_ids": list(prompt)} for prompt in distinct])
+        inputs = dict(zip(distinct, rendered, strict=True))
         with _noticing_death():
             try:
                 self._llm.sleep(level=0)
-                distinct = list({tuple(prompt): None for prompt in prompts})  # siblings share theirs
-                rendered = core.renderer.render_cmpl([{"prompt_token_ids": list(prompt)} for prompt in distinct])
-                inputs = dict(zip(distinct, rendered, strict=True))
                 for i, (prompt, seed) in enumerate(zip(prompts, seeds, strict=True)):
                     parameters = SamplingParams(
                         temperature=sampling.temperature,
@@ -191,8 +191,8 @@ class VLLMEngine:
 
 
 def _cores(cpu_threads: str | None) -> int:
-    """Return how many cores vLLM's CPU build binds its threads to."""
-    return max(1, machine_cores() - 1) if cpu_threads is None else count_cores(cpu_threads)
+    """Return how many cores vLLM's CPU build binds its threads to, at most."""
+    return max(1, len(machine_cores()) - 1) if cpu_threads is None else len(listed_cores(cpu_threads))
 
 
 @contextmanager

@@ -139,6 +139,20 @@ def test_references_that_cannot_be_compared_are_named_before_anything_is_sampled
         setup_with(Exact(), "yes", " ")
 
 
+def test_each_reference_is_checked_once_and_each_prompt_with_it_is_counted() -> None:
+    asked = []
+
+    class Silent(Exact):
+        def check_answer(self, answer: str) -> None:
+            asked.append(answer)
+            if answer == "no":
+                raise ValueError
+
+    with pytest.raises(ValueError, match=r"Silent cannot judge 2 of the prompts: p1: ; p2: "):
+        setup_with(Silent(), "yes", "no", "no", "yes")
+    assert sorted(asked) == ["no", "yes"]
+
+
 def test_references_that_can_be_compared_pass() -> None:
     setup_with(Number(), "4", "#### 1,000 apples")
     setup_with(Exact(), "yes", "no")

@@ -18,7 +18,7 @@ MakeRollout = Callable[..., Rollout]
 
 def judged(verifier: Any, groups: Any) -> Iterator[list[Rollout]]:
     trainer = SimpleNamespace(callbacks=[VerifierScoring(verifier)])
-    return judged_in_order(trainer, groups, Clock())
+    return judged_in_order(trainer, (group for group in groups), Clock())
 
 
 def test_a_group_is_judged_at_once_and_passed_on_when_all_before_it_were(make_rollout: MakeRollout) -> None:
@@ -70,4 +70,4 @@ def test_a_callback_that_loses_a_rollout_ends_the_run(make_rollout: MakeRollout)
 
     group = [make_rollout(0, s) for s in range(3)]
     with pytest.raises(RuntimeError, match=r"3 rollouts were sampled and 2 came back with a verdict"):
-        list(judged_in_order(SimpleNamespace(callbacks=[Losing()]), [group], Clock()))
+        list(judged_in_order(SimpleNamespace(callbacks=[Losing()]), (g for g in [group]), Clock()))

@@ -1,5 +1,6 @@
 """The rollout store: what is read equals what was written, to the last bit, and pandas reads it too."""
 
+import errno
 import json
 import math
 import struct
@@ -163,6 +164,21 @@ def test_a_file_is_the_same_however_the_rollouts_came(store: RolloutStore, make_
     assert store.path(40).read_bytes() == at_once
     assert read_rollouts(store.path(40)) == rollouts
     assert pq.ParquetFile(store.path(40)).num_row_groups == 3
+
+
+def test_a_full_last_row_group_is_followed_by_none(store: RolloutStore, make_rollout: MakeRollout) -> None:
+    path = stored(store, 42, [make_rollout(number, 0) for number in range(ROWS_AT_ONCE)])
+    assert pq.ParquetFile(path).num_row_groups == 1
+
+
+def test_a_full_disk_that_the_engine_speaks_of_is_not_said_to_be_the_runs(store: RolloutStore) -> None:
+    def fail() -> None:
+        with store.writing(43, ORIGIN, Clock()):
+            raise OSError(errno.ENOSPC, "No space left on device: '/dev/shm/weights'")
+
+    with pytest.raises(OSError, match=r"/dev/shm/weights") as raised:
+        fail()
+    assert "round-000043" not in str(raised.value)
 
 
 def test_a_round_that_fails_leaves_no_file(store: RolloutStore, make_rollout: MakeRollout) -> None:

@@ -61,9 +61,12 @@ def test_log_probs_and_gradients_are_those_of_plain_layers_and_sizes_do_not_comp
 
 def test_a_run_learns_the_same(small_run: Callable[..., DictConfig], tmp_path: Path) -> None:
     losses = []
+    torch._dynamo.reset()
+    counters.clear()
     for compile_layers in (False, True):
         directory = tmp_path / str(compile_layers)
         train(small_run(f"policy_module.compile_layers={compile_layers}", directory=directory))
+        assert bool(counters["stats"]["unique_graphs"]) == compile_layers
         losses.append(pd.read_csv(directory / "metrics.csv")["train/loss"].dropna().to_numpy())
     assert losses[1] == pytest.approx(losses[0], abs=1e-5)
 

@@ -1,5 +1,6 @@
 """Log-probs and gradients of a policy whose weights, head included, are sharded over two processes by FSDP2."""
 
+import gc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -39,14 +40,16 @@ def rank_main(rank: int, tied: bool, batches: list[RolloutBatch], directory: Pat
     dist.init_process_group("gloo", init_method=f"file://{directory}/meet", rank=rank, world_size=2)
     mesh = dist.init_device_mesh("cpu", (2,))
     policy = make_policy(tied)
-    for layer in decoder_layers(policy.model):
-        fully_shard(layer, mesh=mesh)
-    fully_shard(policy, mesh=mesh)
+    for module in (*decoder_layers(policy.model), policy):
+        fully_shard(module, mesh=mesh, reshard_after_forward=True)  # the head is gathered again for the backward pass
     register_fsdp_forward_method(policy, "logprobs")
     head: Any = policy.model.get_output_embeddings()
     assert isinstance(head.weight, DTensor)
     assert len(head.weight.to_local()) < len(head.weight)
     torch.save(logprobs_and_gradients(policy, batches[rank]), directory / f"{rank}.pt")
+    del policy, head
+    gc.collect()
+    dist.barrier()  # gloo now and then ends a process with an error when another is gone already
     dist.destroy_process_group()
 
 

@@ -89,6 +89,32 @@ def test_finished_completions_are_kept_and_the_rest_is_drawn_again_the_same(
     assert ["start 1" in restarts[0], "start 2" in restarts[1]] == [True, True]
 
 
+def test_an_engine_that_died_while_it_was_idle_is_started_again(
+    mortal: Engine, make_sampler: Callable[..., Sampler], caplog: pytest.LogCaptureFixture
+) -> None:
+    sampler = make_sampler(mortal)
+    sampler.load(0)
+    kill_processes()
+    with caplog.at_level(logging.WARNING):
+        assert len(draw(sampler)) == 24
+    assert len([message for message in caplog.messages if "start 1 of at most 2" in message]) == 1
+
+
+def test_an_abandoned_round_leaves_nothing_in_the_engine(engine: Engine, make_sampler: Callable[..., Sampler]) -> None:
+    sampler = make_sampler(engine)
+    undisturbed = draw(sampler)
+
+    def abandon() -> None:
+        for _ in sampler.sample(PROMPTS, group_size=2, version=1, round_=3, label="round 3"):
+            raise RuntimeError("a callback failed")
+
+    with pytest.raises(RuntimeError, match=r"a callback failed") as kept:  # with it, the frames of the generators
+        abandon()
+    again = draw(sampler)
+    assert [r.completion_ids for r in again] == [r.completion_ids for r in undisturbed]
+    assert kept.value is not None
+
+
 def test_a_group_comes_while_others_are_still_sampled(
     make_engine: Callable[..., Engine], make_sampler: Callable[..., Sampler]
 ) -> None:
@@ -116,7 +142,7 @@ def test_an_engine_that_leaves_something_out_ends_the_run(
 ) -> None:
     engine: Any = make_engine("transformers")
     original = engine.generate
-    engine.generate = lambda *arguments: list(original(*arguments))[1:]
+    engine.generate = lambda *arguments: (item for i, item in enumerate(original(*arguments)) if i)
     with pytest.raises(RuntimeError, match=r"engine transformers ended with 1 completions missing"):
         draw(make_sampler(engine))
 
