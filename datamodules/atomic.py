@@ -12,9 +12,26 @@ PREFIX = ".writing-"
 ASIDE = PREFIX + "aside-"
 
 
+class DiskFull(OSError):
+    """The disk is full, with the path and the free space."""
+
+
 @contextmanager
 def atomic_file(path: Path) -> Iterator[Path]:
     """Yield a temporary path beside `path`; on success it takes that name, on failure it vanishes.
+
+    The block does nothing but write the file: a full disk that it meets is taken for this one.
+
+    Raises:
+        OSError: the disk is full or not writable, with the path and the free space.
+    """
+    with explained(path), replacing_file(path) as temporary:
+        yield temporary
+
+
+@contextmanager
+def replacing_file(path: Path) -> Iterator[Path]:
+    """Do what `atomic_file` does for a block that does other work too, and explains the errors of its own writing.
 
     Raises:
         OSError: the disk is full or not writable, with the path and the free space.
@@ -25,8 +42,8 @@ def atomic_file(path: Path) -> Iterator[Path]:
     os.close(handle)
     temporary = Path(name)
     try:
+        yield temporary
         with explained(path):
-            yield temporary
             _fsync(temporary)
             temporary.chmod(0o644)
             os.replace(temporary, path)
@@ -108,12 +125,14 @@ def explained(path: Path) -> Iterator[None]:
     """
     try:
         yield
+    except DiskFull:
+        raise
     except Exception as error:
         full = getattr(error, "errno", None) == errno.ENOSPC or "No space left on device" in str(error)
         if not full:
             raise
         free = shutil.disk_usage(path.parent).free / 2**20
-        raise OSError(
+        raise DiskFull(
             errno.ENOSPC,
             f"no space left while writing {path} ({free:.0f} MiB free); nothing half-written was kept. Free some "
             "space or point hydra.run.dir at another disk, then resume from the last checkpoint",

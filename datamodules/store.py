@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from datamodules.atomic import atomic_file, explained
+from datamodules.atomic import atomic_file, explained, replacing_file
 from datamodules.clock import Clock
 from datamodules.types import Rollout, Verdict
 
@@ -41,10 +41,6 @@ SCHEMA = pa.schema(
         ("sampling_logprobs", pa.list_(pa.float64())),  # null where nothing sampled it
     ]
 )
-
-
-class _BlockFailed(Exception):
-    """What a round is made of could not be made."""
 
 
 class RolloutStore:
@@ -78,22 +74,14 @@ class RolloutStore:
                     writer.write_table(pa.Table.from_pylist(rows[:ROWS_AT_ONCE], schema=schema))
                     del rows[:ROWS_AT_ONCE]
 
-        failed: list[BaseException] = []
-        try:
-            with ExitStack() as stack:
-                temporary = stack.enter_context(atomic_file(self.path(round_)))
-                writer = stack.enter_context(pq.ParquetWriter(temporary, schema, compression="zstd"))
-                try:
-                    yield write
-                except BaseException as error:
-                    failed.append(error)
-                    raise _BlockFailed from error  # a full disk that an engine speaks of need not be this one
-                with clock.measure("storing"):
-                    if rows:
-                        writer.write_table(pa.Table.from_pylist(rows, schema=schema))
-                    stack.close()
-        except _BlockFailed:
-            raise failed[0] from failed[0].__cause__
+        with ExitStack() as stack:
+            temporary = stack.enter_context(replacing_file(self.path(round_)))
+            writer = stack.enter_context(pq.ParquetWriter(temporary, schema, compression="zstd"))
+            yield write  # a full disk that an engine speaks of need not be this one
+            with clock.measure("storing"), explained(self.path(round_)):
+                if rows:
+                    writer.write_table(pa.Table.from_pylist(rows, schema=schema))
+                stack.close()
 
     def read(self, round_: int, origin: Mapping[str, Any]) -> list[Rollout] | None:
         """Return a stored round, or None when there is none that was made in just this way."""
