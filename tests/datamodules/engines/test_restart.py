@@ -105,7 +105,7 @@ def test_an_abandoned_round_leaves_nothing_in_the_engine(engine: Engine, make_sa
     undisturbed = draw(sampler)
 
     def abandon() -> None:
-        for _ in sampler.sample(PROMPTS, group_size=2, version=1, round_=3, label="round 3"):
+        for _ in sampler.sample(PROMPTS, group_size=2, version=1, round_=4, label="round 4"):  # of other seeds
             raise RuntimeError("a callback failed")
 
     with pytest.raises(RuntimeError, match=r"a callback failed") as kept:  # with it, the frames of the generators
