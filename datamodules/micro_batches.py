@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from datamodules.types import Rollout
 
 Family = list[Rollout]  # rollouts of one prompt
+KEYS_PER_TOKEN = 8  # a layer keeps 2 to 1/2 width of a key and its value, and some 15 to 20 of a token
 Cut = Callable[[Sequence[Rollout], int], list[list[Rollout]]]
 
 
@@ -13,14 +14,13 @@ def packed_micro_batches(rollouts: Sequence[Rollout], max_tokens: int) -> list[l
 
     Args:
         rollouts: of one optimizer step.
-        max_tokens: most packed tokens of one micro-batch, a shared prompt counted once; a single sequence may be
-            longer, and is then alone.
+        max_tokens: largest load of one micro-batch (see `load`); a single sequence may be longer, and is then alone.
     """
     families: dict[tuple[int, ...], Family] = {}
     for rollout in rollouts:
         families.setdefault(rollout.prompt_ids, []).append(rollout)
-    parts = sorted((p for family in families.values() for p in _cut(family, max_tokens)), key=num_packed, reverse=True)
-    long = [part for part in parts if num_packed(part) >= max_tokens]
+    parts = sorted((p for family in families.values() for p in _cut(family, max_tokens)), key=load, reverse=True)
+    long = [part for part in parts if load(part) >= max_tokens]
     place = {part[0].prompt_ids: number for number, part in enumerate(parts)}
     packed = [*long, *_pack(parts[len(long) :], max_tokens)]
     return [sorted(batch, key=lambda r: place[r.prompt_ids]) for batch in packed]
@@ -28,32 +28,36 @@ def packed_micro_batches(rollouts: Sequence[Rollout], max_tokens: int) -> list[l
 
 def _pack(parts: list[Family], max_tokens: int) -> list[list[Rollout]]:
     """Put parts, longest first, into the lightest of as few micro-batches as this rule can do with."""
-    for count in range(max(1, -(-sum(map(num_packed, parts)) // max_tokens)), len(parts) + 1):
+    for count in range(max(1, -(-sum(map(load, parts)) // max_tokens)), len(parts) + 1):
         batches: list[list[Rollout]] = [[] for _ in range(count)]
         loads = [0] * count
         for part in parts:
             lightest = loads.index(min(loads))
             batches[lightest].extend(part)
-            loads[lightest] += num_packed(part)
+            loads[lightest] += load(part)
         if max(loads) <= max_tokens:
             return batches
     return []
 
 
-def num_packed(family: Family) -> int:
-    """Return the packed tokens of rollouts that share a prompt."""
-    return len(family[0].prompt_ids) + sum(len(r.completion_ids) for r in family)
+def load(family: Family) -> int:
+    """Return what rollouts of one prompt cost, in tokens: the prompt once, the completions, and copies of its keys.
+
+    Attention copies a shared prompt's keys and values for each sibling. `KEYS_PER_TOKEN` of them take about the memory
+    of a token.
+    """
+    prompt = len(family[0].prompt_ids)
+    copies = len(family) * prompt if len(family) > 1 else 0
+    return prompt + sum(len(r.completion_ids) for r in family) + copies // KEYS_PER_TOKEN
 
 
 def _cut(family: Family, max_tokens: int) -> Iterator[Family]:
     """Yield a family in parts that fit, longest completions first."""
     part: Family = []
-    load = 0
     for rollout in sorted(family, key=lambda r: len(r.completion_ids), reverse=True):
-        if part and load + len(rollout.completion_ids) > max_tokens:
+        if part and load([*part, rollout]) > max_tokens:
             yield part
             part = []
-        load = num_packed([rollout]) if not part else load + len(rollout.completion_ids)
         part.append(rollout)
     yield part
 

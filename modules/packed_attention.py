@@ -2,8 +2,7 @@
 
 Packed tokens are groups one after the other: a prompt, then the completions of those siblings that are in the
 micro-batch. Sequences of equal shape are computed together; none sees another. Transformers calls `packed_attention`
-for models whose attention implementation is "packed"; without a plan it is plain causal attention, and padding on the
-left would not be masked.
+for models whose attention implementation is "packed", and always gets a plan.
 """
 
 from collections.abc import Sequence
@@ -88,7 +87,7 @@ def packed_attention(
         key: [1, K, N, D], fewer heads where several queries share one.
         value: [1, K, N, D].
         attention_mask: None; causal by construction.
-        packing: the plan; None takes each row for one sequence.
+        packing: the plan.
         scaling: of the scores.
         sliding_window: keys that a query sees, itself included; None sees all before it.
         others: what the model passes besides.
@@ -96,11 +95,14 @@ def packed_attention(
     Raises:
         ValueError: it asks for what this attention does not compute.
     """
+    if packing is None:
+        raise ValueError(
+            "packed attention needs a plan: ask the policy for log-probs, or call set_attn_implementation('sdpa') "
+            "before using the model in another way"
+        )
     unknown = [name for name in ("softcap", "s_aux", "position_bias", "head_mask") if others.get(name) is not None]
     if unknown or attention_mask is not None:
         raise ValueError(f"packed attention does not compute {', '.join(unknown) or 'a mask of its own'}")
-    if packing is None:
-        return _attend(query, key, value, scaling=scaling, window=sliding_window).transpose(1, 2), None
     q = query[0].transpose(0, 1).index_select(0, packing.queries)  # [N, H, D]
     k, v = (x[0].transpose(0, 1).index_select(0, packing.keys) for x in (key, value))  # [M, K, D]
     attend = _attend_varlen if has_varlen_kernel(query, value) else _attend_blocks

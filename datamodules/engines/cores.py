@@ -8,6 +8,7 @@ import torch
 
 log = logging.getLogger(__name__)
 
+UNBOUND = ("auto", "nobind")  # vLLM's words for threads that it places itself, or not at all
 LISTS = re.compile(r"\d+(-\d+)?([,|]\d+(-\d+)?)*")
 
 
@@ -17,15 +18,19 @@ def machine_cores() -> list[int]:
 
 
 def listed_cores(cpu_threads: str) -> set[int]:
-    """Return the cores of a list such as "0-1,4", one list for each shard with "|" between.
+    """Return the cores of a list such as "0-1,4", one list for each shard with "|" between; all for vLLM's own words.
 
     Raises:
         ValueError: it is no such list.
     """
+    if cpu_threads in UNBOUND:
+        return set(machine_cores())
     is_list = LISTS.fullmatch(str(cpu_threads)) is not None
     parts = [[int(end) for end in part.split("-")] for part in re.split(r"[,|]", str(cpu_threads)) if is_list]
     if not is_list or any(part[0] > part[-1] for part in parts):
-        raise ValueError(f'engine.cpu_threads must list cores, such as "0-1" or "0,2,4-7", got {cpu_threads!r}')
+        raise ValueError(
+            f'engine.cpu_threads must list cores, such as "0-1" or "0,2,4-7", or be auto or nobind, got {cpu_threads!r}'
+        )
     return {core for part in parts for core in range(part[0], part[-1] + 1)}
 
 

@@ -120,32 +120,11 @@ class VLLMEngine:
         All of them are queued before the first is scheduled: what is computed together, and so rounding, never depends
         on timing.
         """
-        from vllm import SamplingParams
-        from vllm.sampling_params import RequestOutputKind
-
         core = self._llm.llm_engine
         waiting = set(range(len(prompts)))
-        distinct = list(dict.fromkeys(map(tuple, prompts)))  # siblings share theirs
-        rendered = core.renderer.render_cmpl([{"prompt_token_ids": list(prompt)} for prompt in distinct])
-        inputs = dict(zip(distinct, rendered, strict=True))
         with _noticing_death():
             try:
-                self._llm.sleep(level=0)
-                for i, (prompt, seed) in enumerate(zip(prompts, seeds, strict=True)):
-                    parameters = SamplingParams(
-                        temperature=sampling.temperature,
-                        top_p=sampling.top_p,
-                        top_k=sampling.top_k,
-                        max_tokens=sampling.max_tokens,
-                        seed=seed,
-                        stop_token_ids=list(stop_token_ids),
-                        logprobs=0,
-                        detokenize=False,
-                        output_kind=RequestOutputKind.FINAL_ONLY,
-                        skip_clone=True,  # nobody else holds it
-                    )
-                    core.add_request(str(i), inputs[tuple(prompt)], parameters)
-                self._llm.wake_up(tags=["scheduling"])
+                self._queue(prompts, sampling, seeds, stop_token_ids)
                 while core.has_unfinished_requests():
                     for output in core.step():
                         index = int(output.request_id)
@@ -154,6 +133,40 @@ class VLLMEngine:
             finally:
                 if waiting and not core.engine_core.resources.engine_dead:  # the caller went away
                     core.abort_request([str(i) for i in waiting])  # a later call must not get these
+
+    def _queue(
+        self,
+        prompts: Sequence[Sequence[int]],
+        sampling: Sampling,
+        seeds: Sequence[int],
+        stop_token_ids: Sequence[int],
+    ) -> None:
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        core = self._llm.llm_engine
+        distinct = list(dict.fromkeys(map(tuple, prompts)))  # siblings share theirs
+        rendered = core.renderer.render_cmpl([{"prompt_token_ids": list(prompt)} for prompt in distinct])
+        inputs = dict(zip(distinct, rendered, strict=True))
+        self._llm.sleep(level=0)
+        try:
+            for i, (prompt, seed) in enumerate(zip(prompts, seeds, strict=True)):
+                parameters = SamplingParams(
+                    temperature=sampling.temperature,
+                    top_p=sampling.top_p,
+                    top_k=sampling.top_k,
+                    max_tokens=sampling.max_tokens,
+                    seed=seed,
+                    stop_token_ids=list(stop_token_ids),
+                    logprobs=0,
+                    detokenize=False,
+                    output_kind=RequestOutputKind.FINAL_ONLY,
+                    skip_clone=True,  # nobody else holds it
+                )
+                core.add_request(str(i), inputs[tuple(prompt)], parameters)
+        finally:
+            if not core.engine_core.resources.engine_dead:
+                self._llm.wake_up(tags=["scheduling"])  # an interrupt must not leave it asleep
 
     def score(self, probe: Probe) -> list[float]:
         """Return the log-prob of each probe token as vLLM would have sampled it, prefix cache included."""

@@ -3,6 +3,7 @@
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -64,12 +65,19 @@ def logprobs() -> Iterator[dict[str, Any]]:
 
 
 def packing(directory: Path) -> Iterator[dict[str, Any]]:
-    """Yield a training step of a 135M model, padded, packed and compiled, with the log-probs' largest difference."""
+    """Yield a training step of a 135M model, padded, packed and compiled, with the log-probs' largest difference.
+
+    Between padded and packed stands packed without sharing: each sibling has a prompt of its own.
+    """
     policy = Policy(make_model("135M", 49152), character_tokenizer())
     step = _step(directory, num_prompts=3, vocabulary=49152, max_tokens=1024)
     expected = None
     for attention in ("sdpa", "packed"):
         policy.model.set_attn_implementation(attention)
+        if attention == "packed":
+            alone = _step(directory, num_prompts=3, vocabulary=49152, max_tokens=1024, are_prompts_shared=False)
+            measured = timed(lambda step=alone: _train(policy, step), repeats=1)
+            yield {"attention": "packed, no prompt shared", "difference": None, **measured}
         found = torch.cat([policy.logprobs(batch).detach().flatten() for batch in step.micro_batches])
         expected = found if expected is None else expected
         yield {
@@ -92,7 +100,7 @@ def growth(directory: Path) -> Iterator[dict[str, Any]]:
     for size, vocabulary, tokens in (
         *(("0.5M", 101, n) for n in (1024, 4096, 16384, 65536)),
         ("8M", 101, 1024),
-        ("135M", 49152, 1024),
+        *(("135M", 49152, n) for n in (1024, 4096)),
     ):
         policy = Policy(make_model(size, vocabulary), character_tokenizer())
         policy.model.set_attn_implementation("packed")
@@ -106,8 +114,12 @@ def growth(directory: Path) -> Iterator[dict[str, Any]]:
         }
 
 
-def _step(directory: Path, *, num_prompts: int, vocabulary: int, max_tokens: int) -> OptimizerStep:
+def _step(
+    directory: Path, *, num_prompts: int, vocabulary: int, max_tokens: int, are_prompts_shared: bool = True
+) -> OptimizerStep:
     rollouts = read_rollouts(make_recording(directory, num_prompts=num_prompts, vocabulary=vocabulary))
+    if not are_prompts_shared:
+        rollouts = [replace(r, prompt_ids=(3 + r.sibling, *r.prompt_ids[1:])) for r in rollouts]
     (step,) = pack_round(
         rollouts,
         batch_size=len(rollouts),

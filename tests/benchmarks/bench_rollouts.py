@@ -108,24 +108,39 @@ def sync(directory: Path) -> dict[str, Any]:
 
     publish = [_seconds(partial(publish_one, version)) for version in range(3)]
     grown = rss.peak() - before
-    raw = [_seconds(lambda: _write(directory / "raw", size)) for _ in range(3)]
+    piece = os.urandom(64 * 2**20)
+    raw = [_seconds(lambda: _write(directory / "raw", size, piece)) for _ in range(3)]
     from datamodules.engines.transformers import TransformersEngine
 
     engine = TransformersEngine(max_sequences=8, device="cpu", dtype="float32", canary_tolerance=1e-3)
     engine.load(store.get(0))
     reload = [_seconds(lambda: engine.load(store.get(1))) for _ in range(3)]
-    source = torch.empty(size, dtype=torch.uint8)
-    copy = [_seconds(source.clone) for _ in range(3)]
-    rates = {"publish": publish, "disk_write": raw, "reload": reload, "memory_copy": copy}
+    source, target = (torch.ones(size, dtype=torch.uint8) for _ in range(2))
+    copy = [_seconds(lambda: target.copy_(source)) for _ in range(3)]
+    rates = {
+        "publish": publish,
+        "disk_write": raw,
+        "reload_transformers": reload,
+        "reload_vllm": _vllm_reloads(store),
+        "memory_copy": copy,
+    }
     return {f"{name}_mb_per_second": size / 2**20 / min(values) for name, values in rates.items()} | {
         "publish_memory_mb": max(0, grown) / 2**20,
         "model_mb": size / 2**20,
     }
 
 
-def _write(path: Path, size: int) -> None:
-    """Write and flush as many bytes as the model has, in pieces of 64 MiB."""
-    piece = os.urandom(64 * 2**20)
+def _vllm_reloads(store: SnapshotStore) -> list[float]:
+    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+        engine = instantiate(compose("train", ["engine=vllm", "engine.max_model_len=512"]).engine)
+    engine.load(store.get(0))
+    seconds = [_seconds(lambda: engine.load(store.get(1))) for _ in range(3)]
+    engine.close()
+    return seconds
+
+
+def _write(path: Path, size: int, piece: bytes) -> None:
+    """Write and flush as many bytes as the model has, piece after piece."""
     with path.open("wb") as file:
         for _ in range(size // len(piece)):
             file.write(piece)

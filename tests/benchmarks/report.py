@@ -29,31 +29,44 @@ def headline(raw: dict[str, Any]) -> dict[str, float]:
         "loop_speedup_vs_trl": speedup("loop"),
         "rollout_overhead": raw["rollouts"]["0.5M"]["overhead"],
         "mfu": raw[F32]["ours"]["mfu"],
+        "mfu_bfloat16": raw[BF16]["ours"]["mfu"],
         "framework_overhead": raw["overhead"]["overhead"],
     }
 
 
-def write_report(raw: dict[str, Any], machine: str, docs: Path) -> None:
+def write_report(raw: dict[str, Any], measured: dict[str, dict[str, Any]], machine: str, docs: Path) -> None:
     """Write `performance.json` and `performance.md`.
 
     Args:
         raw: what each part measured.
+        measured: when, at which commit and in how many seconds it was.
         machine: in words.
         docs: the directory.
     """
     docs.mkdir(exist_ok=True)
     figures = {key: round(value, 4) for key, value in headline(raw).items()}
-    (docs / "performance.json").write_text(json.dumps({**figures, "machine": machine, "raw": raw}, indent=1) + "\n")
+    (docs / "performance.json").write_text(
+        json.dumps({**figures, "machine": machine, "measured": measured, "raw": raw}, indent=1) + "\n"
+    )
     tables = {
         "machine": machine,
         "headline": table(("figure", "value"), figures.items()),
         "training": table(
-            ("model", "trainer", "s a step", "peak MB above weights, gradients, optimizer", "forward tokens"),
+            ("model", "trainer", "s a step", "peak MB above weights, gradients, optimizer", "forwards a trained token"),
             (
-                (part, name, r["seconds_per_step"], r["activation_bytes"] / 2**20, r["forward_tokens"])
+                (
+                    part,
+                    name,
+                    raw[part][name]["seconds_per_step"],
+                    raw[part][name]["activation_bytes"] / 2**20,
+                    raw[part][name]["forward_tokens"] / raw[part]["trained_tokens"],
+                )
                 for part in (F32, BF16, LARGE_VOCABULARY)
-                for name, r in raw[part].items()
+                for name in ("ours", "trl")
             ),
+        ),
+        "measured": table(
+            ("part", "date", "commit", "seconds"), ((name, *row.values()) for name, row in measured.items())
         ),
         "loop": table(("trainer", "s a step"), ((name, r["seconds_per_step"]) for name, r in raw["loop"].items())),
         **{
@@ -79,6 +92,8 @@ def table(columns: tuple[str, ...], rows: Any) -> str:
 
 
 def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
     if not isinstance(value, float):
         return str(value)
     return f"{value:.3g}" if abs(value) < 1000 else f"{value:.0f}"

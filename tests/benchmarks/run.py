@@ -66,6 +66,8 @@ def training(name: str, trl: str, directory: Path) -> dict[str, Any]:
     from fixed_rollouts import make_recording
     from model_sizes import save_model
 
+    from datamodules.store import read_rollouts
+
     case = TRAININGS[name]
     folder = directory / name.replace(" ", "").replace(",", "-")
     recording = make_recording(folder / "recording", num_prompts=case["prompts"], vocabulary=case["vocabulary"])
@@ -78,7 +80,10 @@ def training(name: str, trl: str, directory: Path) -> dict[str, Any]:
         "max_tokens": 1024,
         "sequences_per_micro_batch": 4,
     }
+    rollouts = read_rollouts(recording)
+    prompts = {r.group_id: len(r.prompt_ids) for r in rollouts}
     return {
+        "trained_tokens": sum(prompts.values()) + sum(len(r.completion_ids) for r in rollouts),
         "ours": child(sys.executable, ["our_training.py", json.dumps({**spec, "directory": str(folder / "ours")})]),
         "trl": child(trl, ["trl_training.py", json.dumps({**spec, "directory": str(folder / "trl")})]),
     }
@@ -115,16 +120,24 @@ def main() -> None:
         **{name: lambda name=name: training(name, arguments.trl, directory) for name in TRAININGS},
     }
     raw_path = ROOT / "docs" / "performance.json"
-    raw: dict[str, Any] = json.loads(raw_path.read_text())["raw"] if raw_path.is_file() and arguments.only else {}
+    kept: dict[str, Any] = json.loads(raw_path.read_text()) if raw_path.is_file() and arguments.only else {}
+    raw, measured = kept.get("raw", {}), kept.get("measured", {})
     try:
         for name in tqdm([n for n in parts if not arguments.only or n in arguments.only], unit="part"):
             start = time.perf_counter()
             raw[name] = parts[name]()
-            tqdm.write(f"{name}: {time.perf_counter() - start:.0f} s")
+            seconds = round(time.perf_counter() - start)
+            measured[name] = {"date": time.strftime("%Y-%m-%d %H:%M"), "commit": _commit(), "seconds": seconds}
+            tqdm.write(f"{name}: {seconds} s")
     finally:
         shutil.rmtree(directory, ignore_errors=True)
     machine = f"{platform.machine()}, {THREADS} cores, {_cpu()}, Python {platform.python_version()}"
-    write_report(raw, machine, ROOT / "docs")
+    write_report(raw, measured, machine, ROOT / "docs")
+
+
+def _commit() -> str:
+    done = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True)
+    return done.stdout.strip() or "unknown"
 
 
 def _cpu() -> str:

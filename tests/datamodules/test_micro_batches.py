@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from datamodules.micro_batches import num_packed, packed_micro_batches, padded_micro_batches
+from datamodules.micro_batches import load, packed_micro_batches, padded_micro_batches
 from datamodules.types import Rollout, Verdict
 
 Sizes = list[tuple[int, list[int]]]  # prompt and completion lengths of each group
@@ -26,10 +26,8 @@ def step(sizes: Sizes) -> list[Rollout]:
 
 
 def loads(batches: list[list[Rollout]]) -> list[int]:
-    """Return the packed tokens of each micro-batch: each run of one prompt counts it once."""
-    return [
-        sum(num_packed([r for r in batch if r.group_id == g]) for g in {r.group_id for r in batch}) for batch in batches
-    ]
+    """Return the load of each micro-batch."""
+    return [sum(load([r for r in batch if r.group_id == g]) for g in {r.group_id for r in batch}) for batch in batches]
 
 
 @pytest.mark.parametrize(
@@ -49,6 +47,12 @@ def test_siblings_stay_together_until_the_limit_parts_them(max_tokens: int, expe
 def test_one_sequence_beyond_the_limit_is_alone_and_leaves_the_others_packed() -> None:
     batches = packed_micro_batches(step([(50, [900]), *((50, [40]) for _ in range(30))]), 512)
     assert [len(batch) for batch in batches] == [1, 5, 5, 5, 5, 5, 5]
+
+
+def test_copies_of_a_long_shared_prompts_keys_count_an_eighth_of_a_token_each() -> None:
+    batches = packed_micro_batches(step([(4000, [100] * 64)]), 16384)
+    assert [len(batch) for batch in batches] == [20, 20, 20, 4]
+    assert loads(batches)[0] == 4000 + 20 * 100 + 20 * 4000 // 8
 
 
 def test_padded_ones_are_longest_first_and_their_padded_size_is_within_the_limit() -> None:
@@ -79,10 +83,10 @@ def test_every_sample_is_in_one_micro_batch_next_to_its_siblings(sizes: Sizes, m
     batches = packed_micro_batches(rollouts, max_tokens)
     assert Counter(r for batch in batches for r in batch) == Counter(rollouts)
     assert all(batch for batch in batches)
-    for batch, load in zip(batches, loads(batches), strict=True):
+    for batch, size in zip(batches, loads(batches), strict=True):
         runs = [group for group, _ in groupby(r.group_id for r in batch)]
         assert len(runs) == len(set(runs))
-        assert load <= max_tokens or len(batch) == 1
+        assert size <= max_tokens or len(batch) == 1
     assert batches == packed_micro_batches(rollouts, max_tokens)
 
 

@@ -10,6 +10,7 @@ from torch.testing import assert_close
 from datamodules.types import PackedGroup
 from modules import packed_attention as module
 from modules.packed_attention import packed_attention, plan_attention
+from modules.tiny_policy import tiny_policy
 
 GROUPS = (PackedGroup(3, (2, 4, 2, 0)), PackedGroup(2, (5,)), PackedGroup(4, ()), PackedGroup(1, (1, 1)))
 TOKENS = 11 + 7 + 4 + 3
@@ -85,10 +86,12 @@ def test_values_and_gradients_are_those_of_one_large_masked_attention(
     assert_close(got, want)
 
 
-def test_without_a_plan_a_row_is_one_sequence() -> None:
-    q, k, v = heads(2, 2)
-    actual, _ = packed_attention(None, q, k, v, None)
-    assert_close(actual, torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2))
+def test_without_a_plan_nothing_is_computed_since_padding_would_not_be_masked() -> None:
+    policy = tiny_policy(64, 2, 2, 96, 64, tie_word_embeddings=True)
+    policy.model.set_attn_implementation("packed")
+    ids = torch.tensor([[0, 0, 0, 10, 11, 12, 13]])
+    with pytest.raises(ValueError, match=r"needs a plan: ask the policy for log-probs"):
+        policy.model(input_ids=ids, attention_mask=ids.ne(0).long())
 
 
 def test_sequences_of_one_shape_are_computed_together() -> None:

@@ -12,6 +12,7 @@ from torch.testing import assert_close
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from datamodules.types import Probe, RolloutBatch
+from modules import policy as policy_file
 from modules import token_logprobs
 from modules.policy import Policy
 from modules.tiny_policy import character_tokenizer, tiny_policy
@@ -74,6 +75,7 @@ def test_entropy_stands_at_its_tokens_and_takes_no_gradient(
     logprobs, entropy = policy.logprobs_and_entropy(batch)
     assert torch.equal(logprobs, policy.logprobs(batch))
     assert not entropy.requires_grad
+    policy.model.set_attn_implementation("eager")
     for row, (prompt, completion) in enumerate(sequences):
         logits = policy.model(input_ids=torch.tensor([[*prompt, *completion]])).logits[0, len(prompt) - 1 :]
         p = (logits[: len(completion)] / TEMPERATURE).softmax(-1)
@@ -99,6 +101,21 @@ def test_checkpointed_activations_give_the_same_gradient(batch: RolloutBatch) ->
     assert_close(gradients(saving, saving.logprobs(batch)), expected)
 
 
+def test_only_what_predicts_completion_tokens_reaches_the_head(
+    policy: Policy, batch: RolloutBatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = []
+    original = token_logprobs.token_logprobs
+
+    def recording(hidden: torch.Tensor, *arguments: Any, **options: Any) -> torch.Tensor:
+        rows.append(len(hidden))
+        return original(hidden, *arguments, **options)
+
+    monkeypatch.setattr(policy_file, "token_logprobs", recording)
+    policy.logprobs(batch)
+    assert rows == [int(batch.completion_mask.sum())]
+
+
 def test_garbage_off_the_mask_changes_nothing(policy: Policy, batch: RolloutBatch) -> None:
     dirty = replace(batch, completion_ids=torch.where(batch.completion_mask, batch.completion_ids, 99))
     assert torch.equal(policy.logprobs(dirty), policy.logprobs(batch))
@@ -114,8 +131,12 @@ def test_a_cooler_temperature_sharpens_by_its_own_softmax(
     policy: Policy, batch: RolloutBatch, sequences: list[Sequence]
 ) -> None:
     for temperature in (0.3, 1.0):
+        policy.model.set_attn_implementation("packed")
         warmed = replace(batch, temperature=temperature)
-        assert_close(policy.logprobs(warmed), full_softmax(policy.model, sequences, temperature))
+        actual = policy.logprobs(warmed)
+        policy.model.set_attn_implementation("eager")
+        assert_close(actual, full_softmax(policy.model, sequences, temperature))
+    policy.model.set_attn_implementation("packed")
     assert not torch.allclose(policy.logprobs(batch), policy.logprobs(replace(batch, temperature=1.0)))
 
 

@@ -29,6 +29,11 @@ def test_cores_are_listed_as_vllm_lists_them(cpu_threads: str, cores: set[int]) 
     assert listed_cores(cpu_threads) == cores
 
 
+@pytest.mark.parametrize("cpu_threads", ["auto", "nobind"])
+def test_vllms_own_words_may_take_every_core(cpu_threads: str) -> None:
+    assert listed_cores(cpu_threads) == set(machine_cores())
+
+
 @pytest.mark.parametrize("cpu_threads", ["", "all", "0-", "0;1", "-1", "3-1"])
 def test_what_lists_no_cores_is_refused_by_its_key(cpu_threads: str) -> None:
     with pytest.raises(ValueError, match=rf"engine\.cpu_threads must list cores, .*, got '{cpu_threads}'"):

@@ -5,8 +5,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -15,6 +16,7 @@ from datamodules.canary import check_canary
 from datamodules.engines.engine import Engine
 from datamodules.engines.vllm import VLLMEngine
 from datamodules.snapshots import Snapshot
+from datamodules.types import Sampling
 from modules.policy import Policy
 
 ROOT = Path(__file__).parents[3]
@@ -62,6 +64,39 @@ def test_an_untied_head_is_synced_and_two_engines_follow_one_another(
         assert processes
         engine.close()
         assert wait_until_gone(processes, 30) == []
+
+
+@pytest.fixture
+def loaded(
+    tmp_path: Path,
+    make_policy: Callable[..., Policy],
+    publish: Callable[..., Snapshot],
+    make_engine: Callable[..., Engine],
+) -> Iterator[Any]:
+    engine = make_engine("vllm")
+    engine.load(publish(make_policy(0), tmp_path, 0))
+    yield engine
+    engine.close()
+
+
+def test_requests_of_a_caller_that_went_away_are_withdrawn_and_none_is_left_asleep(
+    loaded: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    core = loaded._llm.llm_engine
+    prompts, sampling, seeds = [[3, 10, 4]] * 8, Sampling(max_tokens=12), list(range(8))
+    completions = loaded.generate(prompts, sampling, seeds, [2])
+    next(completions)
+    completions.close()
+    assert not core.has_unfinished_requests()
+    with monkeypatch.context() as patched:
+        patched.setattr(core, "add_request", interrupted)  # before the first of them runs
+        with pytest.raises(KeyboardInterrupt):
+            list(loaded.generate(prompts, sampling, seeds, [2]))
+    assert len(list(loaded.generate(prompts, sampling, seeds, [2]))) == 8
+
+
+def interrupted(*_: Any) -> None:
+    raise KeyboardInterrupt
 
 
 @pytest.mark.parametrize("end", ["raise", signal.SIGINT, signal.SIGKILL])
