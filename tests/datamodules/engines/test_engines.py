@@ -47,6 +47,8 @@ def snapshots(
     tmp_path: Path, make_policy: Callable[..., Policy], publish: Callable[..., Snapshot]
 ) -> list[tuple[Policy, Snapshot]]:
     policies = [make_policy(seed) for seed in (0, 1)]
+    for policy in policies:
+        policy.model.set_attn_implementation("sdpa")  # to be asked for logits
     return [(policy, publish(policy, tmp_path, version)) for version, policy in enumerate(policies)]
 
 
