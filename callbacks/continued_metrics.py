@@ -39,6 +39,8 @@ class ContinuedMetrics(Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take back what was logged after the checkpoint."""
         assert self._trainer is not None
+        if not self._trainer.is_global_zero:
+            return
         files = list(state_dict["files"])
         for logger in self._trainer.loggers:
             if isinstance(logger, MetricsCSV) and files:

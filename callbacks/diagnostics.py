@@ -7,6 +7,7 @@ from typing import Any
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import Callback
+from torch.distributed.tensor import DTensor
 
 from callbacks.rollout_metrics import rollout_metrics
 from datamodules.types import Rollout
@@ -106,7 +107,8 @@ class Diagnostics(Callback):
 
     @staticmethod
     def _weights(pl_module: Any) -> tuple[torch.Tensor, ...]:
-        return tuple(p.detach().double().sum() for p in pl_module.policy.parameters() if p.requires_grad)
+        sums = (p.detach().double().sum() for p in pl_module.policy.parameters() if p.requires_grad)
+        return tuple(s.full_tensor() if isinstance(s, DTensor) else s for s in sums)
 
     def _alarm(self, kind: str, message: str) -> None:
         if kind not in self.raised:

@@ -9,6 +9,7 @@ import torch
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import TensorBoardLogger, WandbLogger
 
+from datamodules.ranks import gather
 from datamodules.types import OptimizerStep, Rollout
 
 
@@ -30,13 +31,13 @@ class Histograms(Callback):
         before = trainer.global_step - 1
         self._lags += [before - int(s) for part in batch.micro_batches for s in part.snapshot_step.tolist()]
         if trainer.global_step % trainer.log_every_n_steps == 0 or trainer.is_last_batch:  # type: ignore[attr-defined]
-            log_histogram(trainer, "train/lag_steps", self._lags)
+            log_histogram(trainer, "train/lag_steps", [lag for of_rank in gather(self._lags) for lag in of_rank])
             self._lags.clear()
 
 
 def log_histogram(trainer: L.Trainer, name: str, values: Sequence[int]) -> None:
     """Log whole numbers as TensorBoard's histogram and as W&B's table of counts."""
-    if not values:
+    if not values or not trainer.is_global_zero:
         return
     for logger in trainer.loggers:
         if isinstance(logger, TensorBoardLogger):

@@ -12,7 +12,9 @@ from rich.table import Table
 
 from callbacks.held_out_evaluation import HeldOutEvaluation
 from callbacks.learning_curve import draw_learning_curve
-from datamodules.atomic import atomic_directory, atomic_file
+from datamodules.atomic import atomic_file
+from datamodules.ranks import from_main
+from datamodules.shared_directory import shared_directory
 
 log = logging.getLogger(__name__)
 
@@ -42,8 +44,11 @@ class RunSummary(Callback):
     def on_fit_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Save the model, then write and print the summary."""
         model_directory = self.directory / "model"
-        with atomic_directory(model_directory) as temporary:
+        with shared_directory(model_directory) as temporary:
             pl_module.policy.save_pretrained(temporary)
+        from_main(lambda: self._write(trainer, pl_module, model_directory))
+
+    def _write(self, trainer: L.Trainer, pl_module: Any, model_directory: Path) -> None:
         summary = self._summary(trainer, pl_module, model_directory)
         with atomic_file(self.directory / "summary.json") as path:
             path.write_text(json.dumps(summary, indent=2) + "\n")

@@ -7,6 +7,7 @@ from typing import Any
 from lightning.pytorch.loggers import WandbLogger
 
 from datamodules.atomic import atomic_file
+from datamodules.ranks import from_main
 
 
 def wandb_logger(directory: str, **settings: Any) -> WandbLogger:
@@ -16,8 +17,12 @@ def wandb_logger(directory: str, **settings: Any) -> WandbLogger:
         directory: of the run; the id is kept in `wandb_run_id.txt`.
         settings: what `WandbLogger` takes.
     """
-    file = Path(directory) / "wandb_run_id.txt"
+    run_id = from_main(lambda: _run_id(Path(directory) / "wandb_run_id.txt"))
+    return WandbLogger(id=run_id, resume="allow", save_dir=directory, **settings)
+
+
+def _run_id(file: Path) -> str:
     if not file.is_file():
         with atomic_file(file) as temporary:
             temporary.write_text(uuid.uuid4().hex[:8])
-    return WandbLogger(id=file.read_text(), resume="allow", save_dir=directory, **settings)
+    return file.read_text()

@@ -1,11 +1,14 @@
 """Publish the policy as a numbered snapshot when a round of updates ends."""
 
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+
+from datamodules.ranks import from_main
 
 ROUND_IN_NAME = re.compile(r"(\d{6})\.ckpt$")  # as callbacks.checkpoint_* name their files
 
@@ -43,6 +46,10 @@ class WeightSync(Callback):
             return
         version = trainer.current_epoch + 1
         self._publish(trainer, version)
+        from_main(lambda: self._prune(trainer, version))
+
+    def _prune(self, trainer: L.Trainer, version: int) -> None:
+        data: Any = trainer.datamodule  # type: ignore[attr-defined]
         _drop_superseded(trainer)
         needed = {v for newest in (version, *self._checkpointed(trainer)) for v in data.needed_snapshots(newest)}
         data.snapshots.prune(needed)
@@ -73,4 +80,4 @@ def _drop_superseded(trainer: L.Trainer) -> None:
     for callback in trainer.checkpoint_callbacks:
         if isinstance(callback, ModelCheckpoint) and callback.monitor is None and callback.save_top_k == 1:
             for old in sorted(Path(callback.dirpath or ".").glob("round-*.ckpt"))[:-1]:
-                old.unlink()
+                shutil.rmtree(old) if old.is_dir() else old.unlink()

@@ -18,6 +18,7 @@ HARMLESS = (
     "engine", "datamodule.prefetch", "datamodule.max_engine_restarts", "datamodule.max_tokens_per_micro_batch",
     "datamodule.engine", "datamodule.directory", "trainer.log_every_n_steps", "trainer.default_root_dir",
     "policy_module.log_entropy", "policy_module.compile_layers",
+    "trainer.devices", "trainer.num_nodes", "trainer.strategy",
 )  # fmt: skip
 HARMFUL = ("callbacks.verifier_scoring",)
 # Copies of other nodes: one that changed with its source is not told twice.
@@ -48,22 +49,45 @@ class Start:
             raise ValueError(f"{self.config} is not a configuration; take it from a backup, or delete it")
         check_same_experiment(before, config)
 
+    def take(self, directory: Any, config: str) -> None:
+        """Take the run's directory, check that a run which goes on is the same experiment, and write its configuration.
+
+        Args:
+            directory: the `RunDirectory`.
+            config: whole and resolved, as YAML.
+        """
+        directory.claim(is_resumed=self.continues(directory.path), from_start=self.checkpoint is None)
+        self.check(yaml.safe_load(config))
+        directory.write(CONFIG, config)
+
+    def check_readable(self, *, is_sharded: bool) -> None:
+        """Refuse a checkpoint in shards where the trainer has none.
+
+        Raises:
+            ValueError: naming it.
+        """
+        if self.checkpoint and Path(self.checkpoint).is_dir() and not is_sharded:
+            raise ValueError(f"{self.checkpoint} is a sharded checkpoint, which only trainer=fsdp reads")
+
     def continues(self, directory: Path) -> bool:
         """Whether the run in this directory goes on, rather than another one or none."""
         return self.config is not None and self.config.resolve().parent == directory.resolve()
 
 
-def starting_point(*, ckpt_path: str | None, resume: bool, directory: Path) -> Start:
+def starting_point(ckpt_path: str | None, resume: bool, directory: Path, *, again: bool = False) -> Start:
     """Return the checkpoint to start from, if any, and the configuration that it was written under.
 
     Args:
         ckpt_path: a checkpoint asked for.
         resume: go on with what `directory` holds: its newest checkpoint, or where it had none yet, its first round.
         directory: of the run.
+        again: torchrun or Slurm starts the run anew, which then goes on with what `directory` holds.
 
     Raises:
         ValueError: both were asked for, or the checkpoint is not there or not the newest of its directory.
     """
+    if again and (ckpt_path is None or any((directory / "checkpoints").glob("round-*.ckpt"))):
+        ckpt_path, resume = None, True
     if ckpt_path is None:
         return Start(_newest_checkpoint(directory), directory / CONFIG) if resume else Start(None, None)
     if resume:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
 from itertools import groupby
 from typing import Any
 
@@ -54,6 +55,36 @@ def collate(
             _padded([r.sampling_logprobs or () for r in rollouts], torch.float32) if has_logprobs else None
         ),
         **counts,
+    )
+
+
+def empty_batch(rollout: Rollout, counts: Mapping[str, Any]) -> RolloutBatch:
+    """Return a micro-batch without rows for a rank that has nothing to train on while others have.
+
+    Its single token keeps the rank in step with the others' forward and backward passes.
+
+    Args:
+        rollout: any of the step, for what a batch has one of.
+        counts: as `collate` takes them.
+    """
+    batch = collate(
+        [
+            replace(
+                rollout,
+                prompt_ids=rollout.prompt_ids[:1],
+                completion_ids=(),
+                sampling_logprobs=None if rollout.sampling_logprobs is None else (),
+            )
+        ],
+        {(rollout.round, rollout.group_id): [rollout]},
+        counts,
+    )
+    rows: dict[str, Any] = {
+        f.name: value[:0] for f in fields(batch) if isinstance(value := getattr(batch, f.name), Tensor)
+    }
+    return replace(
+        batch,
+        **rows | {"input_ids": batch.input_ids, "position_ids": batch.position_ids, "groups": (PackedGroup(1, ()),)},
     )
 
 

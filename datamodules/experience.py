@@ -2,14 +2,16 @@
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar
 
 import lightning as L
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
+from datamodules import ranks
 from datamodules.canary import make_probe
 from datamodules.clock import Clock
 from datamodules.codec import Codec
@@ -22,6 +24,7 @@ from datamodules.packing import pack_round
 from datamodules.prompts.source import PromptSource
 from datamodules.run_directory import RunDirectory
 from datamodules.sampler import Sampler
+from datamodules.served import Served
 from datamodules.snapshots import SnapshotStore, lagged_version
 from datamodules.types import EncodedPrompt, OptimizerStep, Probe, Rollout, Sampling
 
@@ -125,13 +128,8 @@ class ExperienceDataModule(L.LightningDataModule, ABC):
         """Load and encode the prompts once.
 
         Raises:
-            ValueError: the run has several devices, or the prompts do not suffice.
+            ValueError: the prompts do not suffice.
         """
-        if self.trainer is not None and self.trainer.world_size > 1:
-            raise ValueError(
-                f"trainer.devices x trainer.num_nodes is {self.trainer.world_size}, but a run trains on one device; "
-                "set trainer.devices=1 and trainer.num_nodes=1"
-            )
         if self.train_prompts:
             return
         split = self.source.load()
@@ -146,7 +144,9 @@ class ExperienceDataModule(L.LightningDataModule, ABC):
         assert self.trainer is not None
         round_ = self.finished_rounds
         if round_ >= (self.trainer.max_epochs or 0):
-            if not (self.directory / "summary.json").is_file():  # cut between the last checkpoint and the summary
+            if not ranks.from_main(
+                (self.directory / "summary.json").is_file
+            ):  # cut between the last checkpoint and the summary
                 return DataLoader(Served([], self.check), batch_size=None)
             raise ValueError(
                 f"rounds is {self.trainer.max_epochs}, and {round_} are already trained; set rounds higher to go on"
@@ -169,6 +169,8 @@ class ExperienceDataModule(L.LightningDataModule, ABC):
             seed=self.seed,
             round_=round_,
             num_groups=num_groups,
+            rank=ranks.rank(),
+            num_ranks=ranks.world_size(),
         )
 
     def check(self) -> None:
@@ -186,7 +188,9 @@ class ExperienceDataModule(L.LightningDataModule, ABC):
         """Take over the snapshots that the next rounds need from the run that wrote the checkpoint."""
         self.clock.seconds = dict(state_dict["seconds"])
         newest = state_dict["newest"]
-        self.snapshots.adopt(self.origin(state_dict) / "snapshots", self.needed_snapshots(newest))
+        ranks.from_main(
+            lambda: self.snapshots.adopt(self.origin(state_dict) / "snapshots", self.needed_snapshots(newest))
+        )
 
     def needed_snapshots(self, newest: int) -> range:
         """Return the versions that the rounds after `newest` rounds of training sample from."""
@@ -206,9 +210,10 @@ class ExperienceDataModule(L.LightningDataModule, ABC):
         Raises:
             RuntimeError: no callback publishes.
         """
-        if version not in self.snapshots and version in (self.finished_rounds, self.finished_rounds + 1):
+        can_publish = version in (self.finished_rounds, self.finished_rounds + 1)
+        if can_publish and ranks.from_main(lambda: version not in self.snapshots):
             call_hooks(self.trainer, "on_snapshot_missing", version)
-        if version not in self.snapshots:
+        if ranks.from_main(lambda: version not in self.snapshots):
             raise RuntimeError(f"snapshot {version} is missing and no callback published it: add callbacks.weight_sync")
 
     @property
@@ -220,6 +225,9 @@ class ExperienceDataModule(L.LightningDataModule, ABC):
 
     def evaluate(self, version: int, *, samples_per_prompt: int) -> list[Rollout]:
         """Return judged rollouts of a snapshot on the held-out prompts, with the same seeds every time."""
+        return ranks.from_main(partial(self._evaluate, version, samples_per_prompt))
+
+    def _evaluate(self, version: int, samples_per_prompt: int) -> list[Rollout]:
         with self.clock.measure("evaluation"):
             groups = self.sampler.sample(
                 self.held_out_prompts, group_size=samples_per_prompt, version=version, round_=version, label="held-out"
@@ -230,18 +238,3 @@ class ExperienceDataModule(L.LightningDataModule, ABC):
         """End the engine and free the directory; the run calls this on success, error and interrupt alike."""
         self.engine.close()
         self.run_directory.release()
-
-
-class Served(Dataset[OptimizerStep]):
-    """A finished round; a look at what runs beside the training comes before each optimizer step."""
-
-    def __init__(self, steps: Sequence[OptimizerStep], check: Callable[[], None]) -> None:
-        self.steps = steps
-        self.check = check
-
-    def __len__(self) -> int:
-        return len(self.steps)
-
-    def __getitem__(self, index: int) -> OptimizerStep:
-        self.check()
-        return self.steps[index]

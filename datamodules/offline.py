@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from datamodules import ranks
 from datamodules.canary import make_probe
 from datamodules.collate import collate
 from datamodules.curation import Curation, curate, drops_equal_groups
@@ -104,11 +105,14 @@ class OfflineDataModule(ExperienceDataModule):
 
     def collect(self, round_: int) -> list[Rollout]:
         """Return a recorded round, curated."""
+        return curate(ranks.from_main(lambda: self._collect(round_)), self.curation)
+
+    def _collect(self, round_: int) -> list[Rollout]:
         rollouts = self._read(round_)
         if self.logprobs_from and any(r.sampling_logprobs is None for r in rollouts):
             with self.clock.measure("scoring"):
                 rollouts = self._scored(rollouts)
-        return curate(rollouts, self.curation)
+        return rollouts
 
     def _read(self, round_: int) -> list[Rollout]:
         return read_recording(self.files[round_], round_, self.codec, self.sampling.temperature)

@@ -7,6 +7,7 @@ from contextlib import closing, nullcontext
 from functools import partial
 from typing import Any, ClassVar, TypeVar
 
+from datamodules import ranks
 from datamodules.background import Background
 from datamodules.counts import check_at_least, check_batch_size
 from datamodules.curation import Curation, curate, drops_equal_groups
@@ -71,7 +72,8 @@ class RolloutDataModule(ExperienceDataModule):
         self.steps_per_round = prompts_per_round * group_size // self.batch_size * self.passes_per_round
         self.store = RolloutStore(self.directory / "rollouts")
         self._background = Background() if prefetch else None
-        self._ahead: tuple[int, Future[list[Rollout]]] | None = None
+        self._ahead: int | None = None  # the round that is made ahead; on every rank
+        self._made: Future[list[Rollout]] | None = None  # on rank 0, which makes it
 
     def setup(self, stage: str) -> None:
         """Encode the prompts and put them in order."""
@@ -86,19 +88,22 @@ class RolloutDataModule(ExperienceDataModule):
 
     def collect(self, round_: int) -> list[Rollout]:
         """Return a round's judged and curated rollouts; with prefetch, have the next one made meanwhile."""
-        if self._ahead is not None and self._ahead[0] == round_:
-            with self.clock.measure("waiting"):
-                judged = self._result(*self._ahead)
-        else:
+        if self._ahead != round_:
             self.ensure_snapshot(self.version_of(round_))
-            with self.clock.measure("waiting") if self._background is not None else nullcontext():
-                judged = self._run(partial(self._obtain, round_))
-        self._ahead = None
+        judged = ranks.from_main(partial(self._collect, round_))
+        self._ahead = self._made = None
         assert self.trainer is not None
         if self._background is not None and round_ + 1 < (self.trainer.max_epochs or 0):
             self.ensure_snapshot(self.version_of(round_ + 1))
-            self._ahead = (round_ + 1, self._background.submit(partial(self._obtain, round_ + 1)))
+            self._ahead = round_ + 1
+            if ranks.rank() == 0:
+                self._made = self._background.submit(partial(self._obtain, round_ + 1))
         return curate(judged, self.curation)
+
+    def _collect(self, round_: int) -> list[Rollout]:
+        """Take the round that was made ahead, or make it."""
+        with self.clock.measure("waiting") if self._background is not None else nullcontext():
+            return self._result() if self._made is not None else self._run(partial(self._obtain, round_))
 
     def _obtain(self, round_: int) -> list[Rollout]:
         """Read a round from the store, or sample it, have it judged, and store it."""
@@ -147,17 +152,16 @@ class RolloutDataModule(ExperienceDataModule):
 
     def pack(self, round_: int, rollouts: Any, num_groups: int | None = None) -> list[OptimizerStep]:
         """Return a round's optimizer steps, drawn from the newest rounds together."""
-        replayed = [
-            r for older in self.replay.before(round_) for r in curate(self.store.read_round(older), self.curation)
-        ]
+        older = ranks.from_main(lambda: [self.store.read_round(n) for n in self.replay.before(round_)])
+        replayed = [rollout for recorded in older for rollout in curate(recorded, self.curation)]
         return super().pack(round_, [*replayed, *rollouts], self.prompts_per_round)
 
-    def evaluate(self, version: int, *, samples_per_prompt: int) -> list[Rollout]:
+    def _evaluate(self, version: int, samples_per_prompt: int) -> list[Rollout]:
         """Measure when the engine is free: a round that is being made ahead comes first."""
-        if self._ahead is not None:
+        if self._made is not None:
             with self.clock.measure("waiting"):
-                self._result(*self._ahead)
-        return self._run(partial(super().evaluate, version, samples_per_prompt=samples_per_prompt))
+                self._result()
+        return self._run(partial(super()._evaluate, version, samples_per_prompt))
 
     def _run(self, function: Callable[[], Result]) -> Result:
         """Call a function that uses the engine, in the thread that the engine belongs to."""
@@ -165,19 +169,20 @@ class RolloutDataModule(ExperienceDataModule):
 
     def check(self) -> None:
         """Raise at once what went wrong while the next round is made."""
-        if self._ahead is not None and self._ahead[1].done():
-            self._result(*self._ahead)
+        if self._made is not None and self._made.done():
+            self._result()
 
-    @staticmethod
-    def _result(round_: int, future: "Future[list[Rollout]]") -> list[Rollout]:
-        if (error := future.exception()) is not None:
-            raise RuntimeError(f"making round {round_} ahead failed: {error}") from error
-        return future.result()
+    def _result(self) -> list[Rollout]:
+        assert self._made is not None
+        if (error := self._made.exception()) is not None:
+            raise RuntimeError(f"making round {self._ahead} ahead failed: {error}") from error
+        return self._made.result()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over the snapshots, and the rounds that replay draws from."""
         super().load_state_dict(state_dict)
-        self.store.adopt(self.origin(state_dict) / "rollouts", self.replay.before(state_dict["newest"]))
+        older = self.replay.before(state_dict["newest"])
+        ranks.from_main(lambda: self.store.adopt(self.origin(state_dict) / "rollouts", older))
 
     def close(self) -> None:
         """End what is being made ahead, the engine, and the claim on the directory."""

@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from datamodules.atomic import PREFIX, atomic_directory
+from datamodules.ranks import rank
+from datamodules.shared_directory import shared_directory
 from datamodules.types import Probe
 
 log = logging.getLogger(__name__)
@@ -57,17 +59,20 @@ class SnapshotStore:
     ) -> Snapshot:
         """Write a version and make it visible in one rename; a version of that number is replaced.
 
+        All ranks of a run call this together.
+
         Args:
             version: rounds of training seen.
             step: optimizer steps seen.
             probe: what an engine is asked after it loaded the version.
             probe_logprobs: the trainer's answer.
-            write: saves the model and its tokenizer into the directory it is given.
+            write: saves the model and its tokenizer into the directory it is given, each rank its share.
         """
-        with atomic_directory(self.path(version)) as directory:
+        with shared_directory(self.path(version)) as directory:
             write(directory)
-            manifest = {"step": step, "probe": asdict(probe), "probe_logprobs": probe_logprobs}
-            (directory / self.MANIFEST).write_text(json.dumps(manifest))
+            if rank() == 0:
+                manifest = {"step": step, "probe": asdict(probe), "probe_logprobs": probe_logprobs}
+                (directory / self.MANIFEST).write_text(json.dumps(manifest))
         log.info("published snapshot %d (step %d)", version, step)
         return self.get(version)
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
@@ -15,6 +16,7 @@ from modules.packed_attention import NAME as PACKED
 from modules.packed_states import packed_states
 from modules.packing_check import check_packing, refusal
 from modules.padded_states import padded_states
+from modules.sharded_weights import is_sharded, save_sharded
 from modules.token_logprobs import LogitScale, token_entropy, token_logprobs
 
 
@@ -135,10 +137,18 @@ class Policy(nn.Module):
         )
 
     def save_pretrained(self, directory: Path) -> None:
-        """Write model and tokenizer as a directory that `AutoModelForCausalLM.from_pretrained` loads."""
+        """Write model and tokenizer as a directory that `AutoModelForCausalLM.from_pretrained` loads.
+
+        All ranks of a run call this together; where weights are sharded, each writes a share.
+        """
         disable_progress_bar()  # each snapshot would draw its own
-        self.model.save_pretrained(directory)
-        self.tokenizer.save_pretrained(directory)
+        is_main = not dist.is_initialized() or dist.get_rank() == 0
+        if is_sharded(self.model):
+            save_sharded(self.model, directory)
+        elif is_main:
+            self.model.save_pretrained(directory)
+        if is_main:
+            self.tokenizer.save_pretrained(directory)
 
 
 def _at_completions(values: Tensor, mask: Tensor) -> Tensor:

@@ -1,24 +1,25 @@
 """The LightningModule: one optimizer step from one batch, whatever the objective."""
 
-import logging
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import lightning as L
 import torch
+import torch.distributed as dist
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torchmetrics import MaxMetric, MeanMetric
 
 from datamodules.types import OptimizerStep, RolloutBatch
 from modules.functional import masked
+from modules.head_check import check_head
 from modules.metrics.off_policy import OffPolicyMetrics
 from modules.objectives.objective import Objective, ObjectiveOutput
 from modules.policy import Policy
-
-log = logging.getLogger(__name__)
 
 
 class PolicyModule(L.LightningModule):
@@ -64,6 +65,7 @@ class PolicyModule(L.LightningModule):
         self.log_entropy = log_entropy
         self.off_policy = OffPolicyMetrics()
         self.step_metrics: dict[str, MeanMetric | MaxMetric] = {}
+        self._is_sharded = False
         self._steps: list[tuple[float, float]] = []  # loss and gradient norm since they were last logged
 
     def setup(self, stage: str) -> None:
@@ -85,6 +87,16 @@ class PolicyModule(L.LightningModule):
         """Return the heads with their names."""
         return self.objectives.items()  # type: ignore[return-value]
 
+    def configure_model(self) -> None:
+        """Shard the policy where the strategy does that."""
+        if self._shards and not self._is_sharded:
+            self.trainer.strategy.shard(self.policy)  # type: ignore[attr-defined]
+            self._is_sharded = True
+
+    @property
+    def _shards(self) -> bool:
+        return hasattr(self.trainer.strategy, "shard")
+
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """Build the optimizer, and the schedule over all optimizer steps that the config asks for."""
         optimizer = self.make_optimizer([p for p in self.policy.parameters() if p.requires_grad])
@@ -96,8 +108,14 @@ class PolicyModule(L.LightningModule):
         """Sum the gradients of the micro-batches, clip, step."""
         optimizer: Any = self.optimizers()
         optimizer.zero_grad(set_to_none=True)
-        loss = sum(self._backward(batch) for batch in step.micro_batches)
-        norm = nn.utils.clip_grad_norm_(self.policy.parameters(), self.max_grad_norm)
+        *earlier, last = step.micro_batches or (None,)
+        losses = []
+        for batch in earlier:
+            with getattr(self.trainer.strategy, "block_backward_sync", nullcontext)():  # reduced once, with the last
+                losses.append(self._backward(batch))
+        losses += [] if last is None else [self._backward(last)]
+        loss = self._mean_over_ranks(sum(losses, torch.zeros((), device=self.device)))
+        norm = _whole(nn.utils.clip_grad_norm_(self.policy.parameters(), self.max_grad_norm))
         if not torch.isfinite(norm):
             raise RuntimeError(
                 f"the gradient norm is {norm.item()} at optimizer step {self.global_step}: lower optimizer.lr, or look "
@@ -110,11 +128,16 @@ class PolicyModule(L.LightningModule):
 
     def _backward(self, batch: RolloutBatch) -> Tensor:
         """Add a micro-batch's gradient; return its share of the loss."""
+        entropy = None
         if self.log_entropy:
             logprobs, entropy = self.policy.logprobs_and_entropy(batch)
-            self._update_metric("entropy", entropy[batch.completion_mask])
         else:
             logprobs = self.policy.logprobs(batch)
+        if not len(batch.rewards):  # this rank has nothing to train on, and keeps step with those that have
+            self.manual_backward(logprobs.sum())
+            return logprobs.sum().detach()
+        if entropy is not None:
+            self._update_metric("entropy", entropy[batch.completion_mask])
         outputs = {name: head(logprobs, batch) for name, head in self.heads()}
         loss = sum(self.reduce(head, outputs[name], batch) for name, head in self.heads())
         assert isinstance(loss, Tensor)
@@ -139,15 +162,23 @@ class PolicyModule(L.LightningModule):
         c = output.coefficients if output.coefficients.dim() == 2 else output.coefficients[:, None]
         return head.weight / max(1, getattr(batch, f"num_{head.normalizer}")) * masked(c, batch.completion_mask)
 
+    def _mean_over_ranks(self, value: Tensor) -> Tensor:
+        total = self.trainer.strategy.reduce(value, reduce_op="sum")  # not every backend knows the mean
+        return total / self.trainer.world_size  # type: ignore[operator]
+
     def _update_head_metrics(self, outputs: Mapping[str, ObjectiveOutput]) -> None:
         for name, output in outputs.items():
             for key, values in output.metrics.items():
                 self._update_metric(f"{name}/{key}", values)
 
     def _update_metric(self, key: str, values: Tensor) -> None:
-        metric = MaxMetric if key.endswith("_max") else MeanMetric
-        made = self.step_metrics.setdefault(key, metric(nan_strategy="ignore").to(self.device))
-        made.update(values.detach())
+        if key not in self.step_metrics:
+            self.step_metrics[key] = self._metric(key)
+        self.step_metrics[key].update(values.detach())
+
+    def _metric(self, key: str) -> MeanMetric | MaxMetric:
+        kind = MaxMetric if key.endswith("_max") else MeanMetric
+        return kind(nan_strategy="ignore").to(self.device)
 
     def _log_step(self, loss: Any, norm: Tensor, lr: float) -> None:
         """Every few steps and at the end of a round, log what all steps since the last time came to."""
@@ -157,7 +188,7 @@ class PolicyModule(L.LightningModule):
             return
         losses, norms = zip(*self._steps, strict=True)
         values = {"loss": sum(losses) / len(losses), "grad_norm": sum(norms) / len(norms), "lr": lr}
-        values |= self.off_policy.compute() if self.off_policy.update_called else {}
+        values |= self.off_policy.compute() if self._agree_on_metrics() else {}
         values |= {key: float(metric.compute()) for key, metric in self.step_metrics.items()}
         self._steps.clear()
         self.off_policy.reset()
@@ -167,34 +198,23 @@ class PolicyModule(L.LightningModule):
         for logger in self.loggers:  # Lightning itself would pass on every n-th step only, and lose a round's last ones
             logger.log_metrics(named, step=self.global_step)
 
+    def _agree_on_metrics(self) -> bool:
+        """Have the same metrics on all ranks, also on one that had nothing to train on: they add up together.
 
-def check_head(name: str, head: Objective, data: Any) -> None:
-    """Refuse a source of experience that a head cannot learn from; warn of one that makes another algorithm of it.
+        Returns:
+            Whether any rank trained on anything.
+        """
+        if self.trainer.world_size == 1:
+            return self.off_policy.update_called
+        keys: list[Any] = [None] * self.trainer.world_size
+        dist.all_gather_object(keys, (self.off_policy.update_called, sorted(self.step_metrics)))
+        for key in sorted({key for _, of_rank in keys for key in of_rank} - set(self.step_metrics)):
+            self.step_metrics[key] = self._metric(key)
+        self.step_metrics = {key: self.step_metrics[key] for key in sorted(self.step_metrics)}
+        self.off_policy.take_part()
+        return any(is_updated for is_updated, _ in keys)
 
-    Raises:
-        ValueError: with the config key to change.
-    """
-    if missing := head.requires - data.provides:
-        raise ValueError(
-            f"objective {name!r} needs {', '.join(sorted(missing))}, which {type(data).__name__} does not "
-            "provide; choose another objective or datamodule"
-        )
-    if head.needs_siblings and data.group_size < 2:
-        raise ValueError(
-            f"datamodule.group_size must be at least 2 for objective {name!r} (it compares siblings), "
-            f"got {data.group_size}"
-        )
-    if head.needs_one_snapshot and data.mixes_snapshots:
-        raise ValueError(
-            f"datamodule.replay.rounds must be 1 for objective {name!r}: all sequences of one of its optimizer steps "
-            "must come from one snapshot"
-        )
-    if "sampling_logprobs" in head.requires and data.is_renormalised:
-        raise ValueError(
-            f"objective {name!r} uses the engine's log-probs, but datamodule.sampling.top_p < 1 or top_k > 0 "
-            "renormalises them inside the engine only, which biases every ratio; set top_p: 1.0 and top_k: 0"
-        )
-    if data.drops_equal_groups and not head.ignores_equal_groups:
-        log.warning(
-            "curation=informative_only changes objective %r: there, groups of equal rewards have a gradient too", name
-        )
+
+def _whole(value: Tensor) -> Tensor:
+    """Return a number that sharded weights give as a sharded one."""
+    return value.full_tensor() if isinstance(value, DTensor) else value

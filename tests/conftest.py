@@ -10,6 +10,7 @@ import torch
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from omegaconf import DictConfig
+from runs import small
 
 from datamodules.codec import Codec
 from datamodules.snapshots import Snapshot, SnapshotStore
@@ -79,27 +80,7 @@ def small_run(compose: Callable[..., DictConfig], tmp_path: Path) -> Callable[..
     """Return a composer of runs that take a second or two: a tiny model, one-digit sums, few samples."""
 
     def compose_(*overrides: str, directory: Path | None = None) -> DictConfig:
-        sizes = ["policy.hidden_size=64", "policy.num_layers=2", "policy.num_heads=2"]
-        return compose(
-            f"directory={directory or tmp_path / 'run'}",
-            "engine=transformers",
-            *([] if "policy=hf" in overrides else sizes),
-            "prompts.digits=1",
-            "prompts.num_train=40",
-            "prompts.num_held_out=8",
-            *([] if "datamodule=offline" in overrides else ["datamodule.prompts_per_round=8"]),
-            *(
-                []
-                if {"datamodule=offline", "datamodule=demonstrations"} & {*overrides}
-                else ["datamodule.group_size=4"]
-            ),
-            "datamodule.batch_size=16",
-            "datamodule.sampling.max_tokens=4",
-            "optimizer.lr=1e-3",
-            "trainer.log_every_n_steps=1",
-            "rounds=3",
-            *overrides,
-        )
+        return compose(f"directory={directory or tmp_path / 'run'}", *small(*overrides))
 
     return compose_
 

@@ -1,12 +1,61 @@
 """What a finished run left on the disk, in a form that compares."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import torch
 from safetensors.torch import load_file
+
+ROOT = Path(__file__).parents[1]
+
+
+def small(*overrides: str) -> list[str]:
+    """Return the overrides of a run that takes a second or two: a tiny model, one-digit sums, few samples."""
+    sizes = ["policy.hidden_size=64", "policy.num_layers=2", "policy.num_heads=2"]
+    is_given = {"datamodule=offline", "datamodule=demonstrations"} & {*overrides}
+    return [
+        "engine=transformers",
+        *([] if "policy=hf" in overrides else sizes),
+        "prompts.digits=1",
+        "prompts.num_train=40",
+        "prompts.num_held_out=8",
+        *([] if "datamodule=offline" in overrides else ["datamodule.prompts_per_round=8"]),
+        *([] if is_given else ["datamodule.group_size=4"]),
+        "datamodule.batch_size=16",
+        "datamodule.sampling.max_tokens=4",
+        "optimizer.lr=1e-3",
+        "trainer.log_every_n_steps=1",
+        "rounds=3",
+        *overrides,
+    ]
+
+
+def torchrun(
+    num_ranks: int, *arguments: str, max_restarts: int = 0, cwd: Path = ROOT, check: bool = True, timeout: float = 300.0
+) -> str:
+    """Run train.py in several processes and return what they printed.
+
+    Raises:
+        RuntimeError: they failed, with the end of what they printed, unless `check` is false.
+    """
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_ranks)]
+    done = subprocess.run(
+        [*command, "--max-restarts", str(max_restarts), str(ROOT / "train.py"), *arguments],
+        cwd=cwd,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "tests")},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=timeout,
+    )
+    if check and done.returncode:
+        raise RuntimeError(done.stdout[-6000:])
+    return done.stdout
 
 
 def sampled(directory: Path) -> list[Any]:
@@ -25,7 +74,8 @@ def metrics(directory: Path) -> list[Any]:
 
 def weights(directory: Path) -> dict[str, torch.Tensor]:
     """Return the final model's weights."""
-    return load_file(directory / "model" / "model.safetensors")
+    files = sorted((directory / "model").glob("*.safetensors"))
+    return {name: weight for file in files for name, weight in load_file(file).items()}
 
 
 def assert_same_run(a: Path, b: Path) -> None:

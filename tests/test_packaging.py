@@ -16,7 +16,7 @@ def test_import_names_resolve_inside_the_repository(name: str) -> None:
 
 
 def test_the_entry_point_stays_short() -> None:
-    assert len((ROOT / "train.py").read_text().splitlines()) <= 90
+    assert len((ROOT / "train.py").read_text().splitlines()) <= 100
 
 
 def test_every_source_file_stays_readable() -> None:

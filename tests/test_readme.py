@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from runs import torchrun
 
 from conf.suggestions import check_choices
 from modules.policy import Policy
@@ -17,13 +18,14 @@ from train import main
 ROOT = Path(__file__).parents[1]
 BLOCKS = re.findall(r"```bash\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
 COMMANDS = [line.split("  #")[0].strip() for block in BLOCKS for line in block.splitlines() if line.strip()]
-TRAIN = [c for c in COMMANDS if "train.py" in c]
+RANKS = [c for c in COMMANDS if c.startswith("torchrun ")]
+TRAIN = [c for c in COMMANDS if "train.py" in c and c not in RANKS]
 MAKE = [c for c in COMMANDS if c.startswith("make ")]
 
 
 def test_every_command_is_one_that_this_file_runs() -> None:
     others = ["source .venv/bin/activate"]
-    assert [c for c in COMMANDS if c not in TRAIN + MAKE + others] == []
+    assert [c for c in COMMANDS if c not in TRAIN + RANKS + MAKE + others] == []
 
 
 @pytest.mark.parametrize("command", MAKE)
@@ -52,6 +54,15 @@ def test_each_train_command_runs(command: str, tmp_path: Path, model: Path, run:
     jobs = math.prod(a.count(",") + 1 for a in arguments if "[" not in a) if "-m" in arguments else 1
     summaries = [path for path in tmp_path.glob("*/**/summary.json") if "recording" not in path.parts or not earlier]
     assert len(summaries) == (0 if "dry_run=true" in arguments else jobs)
+
+
+@pytest.mark.parametrize("command", RANKS)
+def test_each_command_for_several_processes_runs(command: str, tmp_path: Path, model: Path) -> None:
+    arguments = [
+        _filled(a, tmp_path, model) for a in shlex.split(command)[shlex.split(command).index("train.py") + 1 :]
+    ]
+    torchrun(2, *arguments, *_small(model, arguments), "rounds=1", f"hydra.run.dir={tmp_path / 'run'}")
+    assert (tmp_path / "run" / "summary.json").is_file()
 
 
 def _earlier(arguments: list[str]) -> list[str]:

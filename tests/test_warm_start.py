@@ -5,10 +5,34 @@ from pathlib import Path
 
 import pytest
 from omegaconf import DictConfig
+from runs import torchrun
 
 from train import train, warm_start
 
 Compose = Callable[..., DictConfig]
+SIZES = (
+    "num_threads=1",
+    "prompts.digits=1",
+    "prompts.num_train=40",
+    "prompts.num_held_out=4",
+    "warm_start.policy.hidden_size=64",
+    "warm_start.policy.num_layers=1",
+    "warm_start.policy.num_heads=2",
+    "warm_start.datamodule.prompts_per_round=32",
+    "warm_start.datamodule.batch_size=32",
+    "warm_start.trainer.max_epochs=1",
+    "warm_start.callbacks.stop.stopping_threshold=0.0",
+)
+RUN = (
+    "rounds=1",
+    "datamodule.prompts_per_round=4",
+    "datamodule.group_size=2",
+    "datamodule.batch_size=8",
+    "datamodule.sampling.max_tokens=4",
+    "policy=hf",
+    "policy.path=${warm_start.directory}/model",
+    "engine=transformers",
+)
 
 
 @pytest.fixture
@@ -16,30 +40,14 @@ def small(compose: Compose, tmp_path: Path) -> Callable[..., DictConfig]:
     """Return a composer of warm starts that take seconds and are content with any accuracy."""
 
     def compose_(*overrides: str) -> DictConfig:
-        return compose(
-            "warm_start=arithmetic",
-            f"warm_start.directory={tmp_path / 'warm' / 'start'}",
-            "num_threads=1",
-            "prompts.digits=1",
-            "prompts.num_train=40",
-            "prompts.num_held_out=4",
-            "warm_start.policy.hidden_size=64",
-            "warm_start.policy.num_layers=1",
-            "warm_start.policy.num_heads=2",
-            "warm_start.datamodule.prompts_per_round=32",
-            "warm_start.datamodule.batch_size=32",
-            "warm_start.trainer.max_epochs=1",
-            "warm_start.callbacks.stop.stopping_threshold=0.0",
-            *overrides,
-        )
+        directory = f"warm_start.directory={tmp_path / 'warm' / 'start'}"
+        return compose("warm_start=arithmetic", directory, *SIZES, *overrides)
 
     return compose_
 
 
 def test_a_run_starts_from_the_warm_starts_model(small: Callable[..., DictConfig], tmp_path: Path) -> None:
-    sizes = ["rounds=1", "datamodule.prompts_per_round=4", "datamodule.group_size=2", "datamodule.batch_size=8"]
-    start = ["policy=hf", "policy.path=${warm_start.directory}/model", "engine=transformers"]
-    train(small(*sizes, *start, "datamodule.sampling.max_tokens=4"))
+    train(small(*RUN))
     assert (tmp_path / "run" / "summary.json").is_file()
     assert (tmp_path / "warm" / "start" / "done.yaml").is_file()
 
@@ -89,3 +97,13 @@ def test_a_bad_setting_of_the_run_is_refused_before_the_warm_start(
     with pytest.raises(Exception, match=r"datamodule\.lag"):
         train(small("lag=-1"))
     assert not (tmp_path / "warm").exists()
+
+
+def test_several_processes_have_it_made_by_one(small: Callable[..., DictConfig], tmp_path: Path) -> None:
+    start = small().warm_start
+    torchrun(
+        2, "trainer=ddp", "warm_start=arithmetic", f"warm_start.directory={start.directory}", *SIZES, *RUN,
+        f"hydra.run.dir={tmp_path / 'run'}",
+    )  # fmt: skip
+    assert (tmp_path / "run" / "summary.json").is_file()
+    assert (Path(start.directory) / "done.yaml").is_file()

@@ -99,6 +99,10 @@ class OffPolicyMetrics(Metric):
         }
         self.maxima = torch.maximum(self.maxima, torch.stack([peaks[name].double() for name in MAXIMA]))
 
+    def take_part(self) -> None:
+        """Let a rank without a micro-batch add up with the others."""
+        self.sequences.append(self.sums.new_zeros(0, 2))
+
     def compute(self) -> dict[str, float]:
         """Return the diagnostics since the last reset, names without the stage."""
         s = dict(zip(SUMS, self.sums.tolist(), strict=True))
@@ -125,7 +129,7 @@ class OffPolicyMetrics(Metric):
         }
 
     def _of_sequences(self) -> dict[str, float]:
-        if not self.sequences:
+        if len(self.sequences) == 0:  # a list, or after adding up over ranks a tensor
             return {}
         ratio, lag = dim_zero_cat(self.sequences).unbind(1)
         quantiles = torch.quantile(ratio, ratio.new_tensor(QUANTILES)).tolist()

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from datamodules.counts import check_batch_size
-from datamodules.micro_batches import packed_micro_batches
+from datamodules.micro_batches import Cut, packed_micro_batches, padded_micro_batches
 from datamodules.packing import pack_round
-from datamodules.types import OptimizerStep, Rollout
+from datamodules.types import OptimizerStep, PackedGroup, Rollout
 
 MakeRollout = Callable[..., Rollout]
 GROUPS, SIBLINGS = 6, 4
@@ -46,10 +46,13 @@ def pack(
     max_tokens: int = 40,
     seed: int = 0,
     round_: int = 3,
+    cut: Cut = packed_micro_batches,
+    rank: int = 0,
+    num_ranks: int = 1,
 ) -> list[OptimizerStep]:
     return pack_round(
-        rollouts, batch_size=batch_size, passes=passes, max_tokens=max_tokens, cut=packed_micro_batches, seed=seed,
-        round_=round_,
+        rollouts, batch_size=batch_size, passes=passes, max_tokens=max_tokens, cut=cut, seed=seed, round_=round_,
+        rank=rank, num_ranks=num_ranks,
     )  # fmt: skip
 
 
@@ -170,3 +173,55 @@ def test_a_batch_size_that_does_not_divide_is_refused_with_the_nearest_that_do(
     )
     with pytest.raises(ValueError, match=rf"^{re.escape(message)}$"):
         check_batch_size(batch_size, round_size)
+
+
+@pytest.mark.parametrize("failed", FAILURES)
+@pytest.mark.parametrize("cut", [packed_micro_batches, padded_micro_batches])
+@pytest.mark.parametrize("num_ranks", [2, 4, 5])
+def test_ranks_share_each_step_of_one_process_in_equally_many_micro_batches(
+    num_ranks: int, cut: Cut, failed: str, make_round: Callable[..., list[Rollout]]
+) -> None:
+    rollouts = make_round(FAILURES[failed])
+    whole = pack(rollouts, cut=cut)
+    ranks = [pack(rollouts, cut=cut, rank=rank, num_ranks=num_ranks) for rank in range(num_ranks)]
+    for number, step in enumerate(whole):
+        parts = [of_rank[number] for of_rank in ranks]
+        assert sorted(pair for part in parts for pair in samples(part)) == sorted(samples(step))
+        assert len({len(part.micro_batches) for part in parts}) == 1
+        counts = {(b.num_sequences, b.num_tokens, b.num_positives) for part in parts for b in part.micro_batches}
+        assert counts == {(b.num_sequences, b.num_tokens, b.num_positives) for b in step.micro_batches}
+        assert all(len(b.input_ids) <= 40 for part in parts for b in part.micro_batches)
+
+
+def test_a_rank_without_samples_gets_one_token_and_no_row(make_round: Callable[..., list[Rollout]]) -> None:
+    rollouts = make_round([(g, s) for g in range(GROUPS) for s in range(SIBLINGS) if (g, s) != (2, 1)])
+    parts = [pack(rollouts, batch_size=24, rank=rank, num_ranks=2)[0].micro_batches for rank in range(2)]
+    (full,), (empty,) = sorted(parts, key=lambda part: len(part[0].rewards), reverse=True)
+    assert (len(full.rewards), len(empty.rewards)) == (1, 0)
+    assert (len(empty.input_ids), len(empty.position_ids), empty.groups) == (1, 1, (PackedGroup(1, ()),))
+    assert {len(x) for x in (empty.completion_ids, empty.completion_mask, empty.predictors, empty.group_rewards)} == {0}
+    assert (empty.num_sequences, empty.num_tokens) == (1, full.num_tokens)
+
+
+def test_ranks_get_nearly_the_same_load(make_rollout: MakeRollout) -> None:
+    rollouts = [
+        make_rollout(g, 0, prompt_ids=(g,), completion_ids=(1,) * (1 + 7 * g % 50), sampling_logprobs=None)
+        for g in range(64)
+    ]
+    loads = [
+        [
+            len(b.input_ids)
+            for b in pack(rollouts, batch_size=64, max_tokens=200, rank=rank, num_ranks=4)[0].micro_batches
+        ]
+        for rank in range(4)
+    ]
+    for together in zip(*loads, strict=True):
+        assert max(together) - min(together) <= 0.1 * max(together)
+
+
+def test_one_large_group_leaves_no_rank_idle(make_rollout: MakeRollout) -> None:
+    rollouts = [make_rollout(0, s, completion_ids=(1,) * 20, sampling_logprobs=None) for s in range(8)]
+    parts = [
+        pack(rollouts, batch_size=8, max_tokens=1000, rank=rank, num_ranks=2)[0].micro_batches for rank in range(2)
+    ]
+    assert [[len(batch.rewards) for batch in part] for part in parts] == [[5], [3]]

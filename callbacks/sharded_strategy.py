@@ -1,0 +1,80 @@
+"""Weights, gradients and optimizer state in shards over all ranks: FSDP2 through Lightning."""
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch.strategies import ModelParallelStrategy
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+
+from datamodules.ranks import from_main
+from datamodules.shared_directory import shared_directory
+from modules.decoder_layers import decoder_layers
+from modules.policy import Policy
+
+METHODS = ("logprobs", "logprobs_and_entropy", "probe_logprobs")  # by which a policy is asked
+
+
+class ShardedStrategy(ModelParallelStrategy):
+    """Each decoder layer is sharded by itself, what is left of the policy together.
+
+    Args:
+        param_dtype: "float32", or "bfloat16" to compute in it while the shards stay float32.
+        reduce_every_micro_batch: reduce gradients after each backward pass; false once a step, which communicates less
+            and keeps whole gradients on each rank meanwhile.
+        save_distributed_checkpoint: each rank writes its shards; false gathers everything in one file.
+    """
+
+    def __init__(self, param_dtype: str, reduce_every_micro_batch: bool, save_distributed_checkpoint: bool) -> None:
+        if param_dtype not in ("float32", "bfloat16"):
+            raise ValueError(f"trainer.strategy.param_dtype must be float32 or bfloat16, got {param_dtype!r}")
+        super().__init__(tensor_parallel_size=1, save_distributed_checkpoint=save_distributed_checkpoint)
+        self._mixed_precision = MixedPrecisionPolicy(
+            param_dtype=None if param_dtype == "float32" else torch.bfloat16, reduce_dtype=torch.float32
+        )
+        self.reduce_every_micro_batch = reduce_every_micro_batch
+
+    def setup_environment(self) -> None:
+        """Give each rank a shard."""
+        self._data_parallel_size = self.num_nodes * self.num_processes
+        super().setup_environment()
+
+    def shard(self, policy: Policy) -> None:
+        """Shard a policy in place.
+
+        The root is sharded again after each use: otherwise a forward pass without gradient between the backward pass
+        and the optimizer's step leaves the old embeddings and head in use, silently.
+        """
+        options: dict[str, Any] = {
+            "mesh": self.device_mesh["data_parallel"],
+            "reshard_after_forward": True,
+            "mp_policy": self._mixed_precision,
+        }
+        for layer in decoder_layers(policy.model):
+            fully_shard(layer, **options)
+        fully_shard(policy, **options)
+        for name in METHODS:
+            register_fsdp_forward_method(policy, name)
+
+    @contextmanager
+    def block_backward_sync(self) -> Generator[None, None, None]:
+        """Add up gradients locally, unless each backward pass is to reduce them."""
+        assert self.lightning_module is not None
+        sharded = [module for module in self.lightning_module.modules() if isinstance(module, FSDPModule)]
+        for module in sharded:
+            module.set_requires_gradient_sync(self.reduce_every_micro_batch, recurse=False)
+        try:
+            yield
+        finally:
+            for module in sharded:
+                module.set_requires_gradient_sync(True, recurse=False)
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any | None = None) -> None:
+        """Write a checkpoint, whole or not at all."""
+        if not self._save_distributed_checkpoint:
+            super().save_checkpoint(checkpoint, filepath, storage_options)
+            return
+        with shared_directory(Path(from_main(lambda: str(filepath)))) as directory:
+            super().save_checkpoint(checkpoint, directory, storage_options)

@@ -1,0 +1,182 @@
+"""Several processes train what one process trains: the same losses and weights, from the same rollouts."""
+
+import logging
+import math
+import os
+import random
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pandas as pd
+import pytest
+import torch
+from omegaconf import DictConfig
+from runs import sampled, small, torchrun, weights
+
+from datamodules.clock import Clock
+from datamodules.store import RolloutStore
+from datamodules.types import Rollout
+from train import train
+
+SmallRun = Callable[..., DictConfig]
+HEADS = ("topr", "asymre", "oapl", "grpo", "positives_only", "reinforce")
+ROUNDS = 5
+
+
+@pytest.fixture(scope="module")
+def recording(tmp_path_factory: pytest.TempPathFactory, make_rollout: Callable[..., Rollout]) -> Path:
+    """Record five rounds of uneven lengths; in one of them all samples but one failed, so that a rank has none."""
+    store = RolloutStore(tmp_path_factory.mktemp("recording"))
+    draw = random.Random(0)
+
+    def rollout(round_: int, group: int, sibling: int, prompt: tuple[int, ...]) -> Rollout:
+        is_lost = round_ == 2 and (group, sibling) != (3, 1)
+        length = draw.randint(1, 14)
+        return make_rollout(
+            group, sibling, score=None if is_lost else float(draw.random() < 0.5), round=round_, snapshot=round_,
+            snapshot_step=2 * round_, prompt_ids=prompt, completion_ids=tuple(_ids(draw, length)),
+            sampling_logprobs=tuple(-math.log(101) + draw.uniform(-0.3, 0.3) for _ in range(length)),
+        )  # fmt: skip
+
+    for round_ in range(ROUNDS):
+        prompts = [tuple(_ids(draw, draw.randint(2, 9))) for _ in range(8)]
+        with store.writing(round_, {}, Clock()) as write:
+            write([rollout(round_, g, s, prompt) for g, prompt in enumerate(prompts) for s in range(4)])
+    return store.directory
+
+
+def _ids(draw: random.Random, count: int) -> list[int]:
+    return [draw.randrange(5, 100) for _ in range(count)]
+
+
+def offline(recording: Path) -> list[str]:
+    return [
+        "datamodule=offline", f"datamodule.path=\'{recording}/*.parquet\'", f"rounds={ROUNDS}",
+        "datamodule.max_tokens_per_micro_batch=60",
+    ]  # fmt: skip
+
+
+def losses(directory: Path) -> list[float]:
+    return pd.read_csv(directory / "metrics.csv")["train/loss"].dropna().tolist()
+
+
+@pytest.mark.parametrize("trainer", ["ddp", "fsdp"])
+def test_two_processes_learn_what_one_learns_under_every_head(
+    trainer: str, recording: Path, small_run: SmallRun, tmp_path: Path
+) -> None:
+    heads = ",".join(HEADS)
+    sweep = [f"objective={heads}", f"trainer={trainer}", f"hydra.sweep.dir={tmp_path}/two"]
+    torchrun(2, "-m", *small(*offline(recording)), *sweep)
+    for number, head in enumerate(HEADS):
+        alone, two = tmp_path / head, tmp_path / "two" / str(number)
+        train(small_run(*offline(recording), f"objective={head}", directory=alone))
+        assert len(losses(alone)) == 2 * ROUNDS
+        assert losses(two) == pytest.approx(losses(alone), abs=1e-5), head
+        assert weights(two).keys() == weights(alone).keys()
+        torch.testing.assert_close(weights(two), weights(alone), rtol=0.0, atol=1e-4)
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4])
+def test_what_is_sampled_does_not_depend_on_the_number_of_processes(
+    num_ranks: int, small_run: SmallRun, tmp_path: Path
+) -> None:
+    settings = ["lag=1", "rounds=2", "engine=transformers_process", "datamodule.prefetch=true", "num_threads=1"]
+    train(small_run(*settings, directory=tmp_path / "alone"))
+    torchrun(num_ranks, *small(*settings), "trainer=ddp", f"hydra.run.dir={tmp_path}/ranks")
+    assert sampled(tmp_path / "ranks") == sampled(tmp_path / "alone")  # both rounds come from snapshot 0
+    assert losses(tmp_path / "ranks") == pytest.approx(losses(tmp_path / "alone"), abs=1e-5)
+    assert len(list((tmp_path / "ranks").glob("rollouts/*"))) == 2
+
+
+@pytest.mark.parametrize(
+    ("trainer", "before", "after"), [("ddp", 1, 2), ("ddp", 2, 1), ("fsdp", 1, 2), ("fsdp", 2, 1)], ids=str
+)
+def test_a_run_goes_on_with_another_number_of_processes(
+    trainer: str, before: int, after: int, recording: Path, small_run: SmallRun, tmp_path: Path
+) -> None:
+    settings = [*offline(recording), "scheduler=linear", "scheduler.num_warmup_steps=2"]
+    train(small_run(*settings, directory=tmp_path / "whole"))
+    once = ["trainer.strategy.reduce_every_micro_batch=false"] if trainer == "fsdp" else []
+    ranked = [*small(*settings), f"trainer={trainer}", *once, f"hydra.run.dir={tmp_path}/run"]
+    torchrun(before, *ranked, "+callbacks.stop._target_=test_ranks.EndAfterThreeRounds")
+    assert not (tmp_path / "run" / "summary.json").is_file()
+    torchrun(after, *ranked, "resume=true")
+    assert losses(tmp_path / "run") == pytest.approx(losses(tmp_path / "whole"), abs=1e-5)
+    torch.testing.assert_close(weights(tmp_path / "run"), weights(tmp_path / "whole"), rtol=0.0, atol=1e-4)
+
+
+class EndAfterThreeRounds(L.Callback):
+    """End every process when the fourth round would begin."""
+
+    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if trainer.current_epoch == 3:
+            os._exit(0)
+
+
+def test_processes_that_torchrun_starts_again_go_on_in_the_same_directory(
+    recording: Path, small_run: SmallRun, tmp_path: Path
+) -> None:
+    train(small_run(*offline(recording), directory=tmp_path / "whole"))
+    killed = "+callbacks.kill._target_=test_ranks.KillRank1Once"
+    torchrun(2, *small(*offline(recording)), "trainer=ddp", killed, max_restarts=1, cwd=tmp_path)
+    (summary,) = (tmp_path / "outputs").glob("**/summary.json")
+    assert losses(summary.parent) == pytest.approx(losses(tmp_path / "whole"), abs=1e-5)
+    torch.testing.assert_close(weights(summary.parent), weights(tmp_path / "whole"), rtol=0.0, atol=1e-4)
+
+
+class KillRank1Once(L.Callback):
+    """Kill one process in the third round, unless that was done before."""
+
+    def on_train_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
+        is_first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
+        if is_first and trainer.global_rank == 1 and trainer.current_epoch == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_an_error_on_one_rank_ends_all_with_its_traceback(recording: Path, tmp_path: Path) -> None:
+    failing = "+callbacks.fail._target_=test_ranks.FailOnRank1"
+    arguments = [*small(*offline(recording)), "trainer=fsdp", failing, f"hydra.run.dir={tmp_path}/run"]
+    printed = torchrun(2, *arguments, check=False)
+    assert "in on_train_batch_end" in printed
+    assert "ValueError: only here" in printed
+    assert not (tmp_path / "run" / "summary.json").is_file()
+
+
+def test_only_rank_0_writes_the_log(recording: Path, tmp_path: Path) -> None:
+    arguments = [*small(*offline(recording)), "trainer=ddp", "+callbacks.warn._target_=test_ranks.Warn"]
+    printed = torchrun(2, *arguments, "rounds=1", f"hydra.run.dir={tmp_path}/run")
+    assert "[rank 1][test_ranks][WARNING] heard of" in printed
+    written = (tmp_path / "run" / "train.log").read_text()
+    assert written.count("heard of") == 1
+    assert written.count("training and 8 held-out prompts") == 1
+
+
+class Warn(L.Callback):
+    """Warn on every rank."""
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        logging.getLogger("test_ranks").warning("heard of")
+
+
+class FailOnRank1(L.Callback):
+    """Raise on one rank alone."""
+
+    def on_train_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
+        if trainer.global_rank == 1:
+            raise ValueError("only here")
+
+
+def test_other_processes_than_the_config_asks_for_are_refused_with_the_command(small_run: SmallRun) -> None:
+    with pytest.raises(ValueError, match=r"trainer\.num_nodes is 2, but 1 processes were started: .*torchrun --nproc"):
+        train(small_run("trainer=ddp", "trainer.devices=2"))
+
+
+def test_a_sharded_checkpoint_is_refused_where_it_cannot_be_read(
+    recording: Path, small_run: SmallRun, tmp_path: Path
+) -> None:
+    torchrun(2, *small(*offline(recording)), "rounds=1", "trainer=fsdp", f"hydra.run.dir={tmp_path}/run")
+    with pytest.raises(ValueError, match=r"round-000000\.ckpt is a sharded checkpoint, which only trainer=fsdp reads"):
+        train(small_run(*offline(recording), "rounds=2", "resume=true"))
