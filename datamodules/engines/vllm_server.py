@@ -1,0 +1,248 @@
+"""Sample with a pool of vLLM servers over HTTP, on any machines."""
+
+import asyncio
+import os
+import queue
+import secrets
+import threading
+import time
+from collections.abc import Coroutine, Generator, Sequence
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any, TypeVar
+
+import aiohttp
+import torch
+
+from datamodules.engines.engine import EngineDied
+from datamodules.engines.serve import flags
+from datamodules.engines.server import Server, ServerFault, ServerLost
+from datamodules.engines.server_addresses import check_endpoints, trust
+from datamodules.engines.server_member import Member
+from datamodules.engines.server_pool import ServerPool
+from datamodules.engines.server_process import ServerProcess
+from datamodules.engines.vllm_arguments import check_installed, vllm_arguments
+from datamodules.snapshots import Snapshot
+from datamodules.types import Completion, Probe, Sampling
+
+Result = TypeVar("Result")
+UP_TICK = 0.5  # seconds between looks at a server that starts
+MAX_FAILED_STARTS = 3
+SECONDS_TO_WITHDRAW = 5.0
+
+
+class VLLMServerEngine:
+    """vLLM servers that share each round's requests; one that fails is left out until it is right again.
+
+    Args:
+        endpoints: addresses of servers that run already; null starts servers on this machine.
+        num_servers: how many to start.
+        devices: what each started one may use, a list of "0,1" (GPUs, or CPU cores where there are none); null: all.
+        api_key_variable: environment variable with the key that the servers ask for.
+        verify_tls: true checks certificates of https endpoints against the system's authorities; or a file with others.
+        max_in_flight: requests that one server has at a time.
+        start_seconds: longest start of a server.
+        patience_seconds: longest time without any answer.
+        directory: takes the logs of started servers.
+        dtype: as `engine=vllm`, of started servers; so are the next four.
+        kv_cache_mb: memory for keys and values.
+        max_model_len: longest prompt plus completion; null takes the model's window.
+        tensor_parallel_size: devices that share one copy of the model.
+        enforce_eager: skip compilation.
+        canary_tolerance: largest probe difference to the trainer's log-probs.
+    """
+
+    name = "vllm_server"
+    is_in_process = False
+    cpu_cores = None
+
+    def __init__(
+        self,
+        endpoints: Sequence[str] | None,
+        num_servers: int,
+        devices: Sequence[str] | None,
+        api_key_variable: str,
+        verify_tls: bool | str,
+        max_in_flight: int,
+        start_seconds: float,
+        patience_seconds: float,
+        directory: str,
+        dtype: str,
+        kv_cache_mb: int,
+        max_model_len: int | None,
+        tensor_parallel_size: int,
+        enforce_eager: bool,
+        canary_tolerance: float,
+    ) -> None:
+        counts = {"num_servers": num_servers, "max_in_flight": max_in_flight}
+        _check_positive(**counts, start_seconds=start_seconds, patience_seconds=patience_seconds)
+        if endpoints is not None:
+            check_endpoints(endpoints)
+        else:
+            check_installed()
+            if devices is not None and len(devices) != num_servers:
+                raise ValueError(f"engine.devices must have one entry for each of {num_servers} servers, got {devices}")
+        self.window = max_model_len
+        self.canary_tolerance = canary_tolerance
+        self._endpoints = None if endpoints is None else list(endpoints)
+        self._devices: list[str | None] = [None] * num_servers if devices is None else list(devices)
+        self._key_variable = api_key_variable
+        self._tls = trust(verify_tls)
+        self._max_in_flight = max_in_flight
+        self._start_seconds = start_seconds
+        self._patience = patience_seconds
+        self._directory = Path(directory)
+        arguments = vllm_arguments(dtype, kv_cache_mb, max_model_len, tensor_parallel_size, enforce_eager)
+        self._words = flags(arguments)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._session: aiohttp.ClientSession | None = None
+        self._pool: ServerPool | None = None
+        self._servers: dict[str, Server] = {}
+        self._processes: list[ServerProcess] = []
+        self._snapshot: Snapshot | None = None
+
+    def load(self, snapshot: Snapshot) -> None:
+        """Have the servers read a snapshot, each proved by the canary; start them before the first."""
+        if self._loop is None:
+            self._start()
+        assert self._pool is not None
+        self._snapshot = snapshot
+        self._await(self._pool.load(snapshot))
+
+    def _start(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=self._loop.run_forever, name="vllm-servers", daemon=True).start()
+        self._await(self._make_pool())
+
+    async def _make_pool(self) -> None:
+        key = os.environ.get(self._key_variable)
+        if self._endpoints is None:
+            key = key or secrets.token_urlsafe(32)
+        self._session = aiohttp.ClientSession(
+            headers={"Authorization": f"Bearer {key}"} if key else {},
+            connector=aiohttp.TCPConnector(limit=0, ssl=self._tls),
+            timeout=aiohttp.ClientTimeout(total=None),
+        )
+        if self._endpoints is None:
+            members = [self._own(number, devices, str(key)) for number, devices in enumerate(self._devices)]
+        else:
+            members = [self._given(url) for url in self._endpoints]
+        patience = self._patience + (0.0 if self._endpoints else self._start_seconds)
+        self._pool = ServerPool(members, self._max_in_flight, patience)
+
+    def _given(self, url: str) -> Member:
+        assert self._session is not None
+        server = self._servers[url] = Server(url, self._session, self.canary_tolerance)
+
+        async def bring_up(snapshot: Snapshot) -> None:
+            await server.load(snapshot, self._patience)
+
+        return Member(url, bring_up, lambda: None)
+
+    def _own(self, number: int, devices: str | None, key: str) -> Member:
+        name = f"server {number}"
+        process = ServerProcess(self._words, devices, key, self._directory / f"server-{number}.log")
+        self._processes.append(process)
+
+        async def bring_up(snapshot: Snapshot) -> None:
+            if process.failed_starts == MAX_FAILED_STARTS:
+                raise ServerLost(f"it did not start {MAX_FAILED_STARTS} times; see {process.log_file}")
+            if not process.is_running:
+                process.failed_starts += 1
+                url = process.start(snapshot.path, has_gpus=torch.cuda.is_available())
+                assert self._session is not None
+                self._servers[name] = Server(url, self._session, self.canary_tolerance)
+            await self._wait_until_up(self._servers[name], process)
+            process.failed_starts = 0
+            await self._servers[name].load(snapshot, self._patience)
+
+        return Member(name, bring_up, process.kill)  # and started afresh
+
+    async def _wait_until_up(self, server: Server, process: ServerProcess) -> None:
+        end = time.monotonic() + self._start_seconds
+        while not await server.is_up():
+            if not process.is_running:
+                raise ServerFault(f"it ended while it started: {process.last_words()} (whole log: {process.log_file})")
+            if time.monotonic() > end:
+                raise ServerFault(f"it did not start in {self._start_seconds:.0f} s (engine.start_seconds)")
+            await asyncio.sleep(UP_TICK)
+
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        sampling: Sampling,
+        seeds: Sequence[int],
+        stop_token_ids: Sequence[int],
+    ) -> Generator[tuple[int, Completion], None, None]:
+        """Yield one completion for each (prompt, seed), whichever server gives it."""
+        assert self._loop is not None, "load a snapshot first"
+        items: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+        def ask(member: Member, index: int) -> Coroutine[Any, Any, Completion]:
+            return self._servers[member.name].complete(prompts[index], seeds[index], sampling, stop_token_ids)
+
+        is_over = threading.Event()
+
+        async def pump() -> None:
+            assert self._pool is not None
+            assert self._snapshot is not None
+            try:
+                async with aclosing(self._pool.complete(prompts, self._snapshot, ask)) as completions:
+                    async for item in completions:
+                        items.put(item)
+            except Exception as error:  # is raised where the items are waited for
+                items.put(error)
+            finally:
+                is_over.set()
+
+        pumping = asyncio.run_coroutine_threadsafe(pump(), self._loop)
+        try:
+            for _ in prompts:
+                item = items.get()
+                if isinstance(item, Exception):
+                    raise item
+                yield item
+        finally:
+            pumping.cancel()
+            is_over.wait(SECONDS_TO_WITHDRAW)  # requests of a caller that went away are withdrawn by then
+
+    def score(self, probe: Probe) -> list[float]:
+        """Return the log-prob of the token at each probe position, from the first server that answers.
+
+        Every server was asked when it loaded the snapshot.
+        """
+        return self._await(self._score(probe))
+
+    async def _score(self, probe: Probe) -> list[float]:
+        assert self._pool is not None
+        for member in self._pool.members:
+            if member.holds == self._snapshot:
+                try:
+                    return await self._servers[member.name].score(probe, self._patience)
+                except ServerFault as fault:
+                    member.fail(fault)
+        raise EngineDied("no server answers any more")
+
+    def _await(self, coroutine: Coroutine[Any, Any, Result]) -> Result:
+        assert self._loop is not None
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+
+    def close(self) -> None:
+        """End the servers that were started here, and all connections."""
+        if self._loop is None:
+            return
+        loop, self._loop = self._loop, None
+        if self._session is not None:
+            asyncio.run_coroutine_threadsafe(self._session.close(), loop).result()
+        loop.call_soon_threadsafe(loop.stop)
+        for process in self._processes:
+            process.end()
+        self._pool = self._session = None
+        self._servers.clear()
+        self._processes.clear()
+
+
+def _check_positive(**values: float) -> None:
+    for name, value in values.items():
+        if not value > 0:
+            raise ValueError(f"engine.{name} must be above 0, got {value}")

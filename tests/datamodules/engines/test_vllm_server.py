@@ -1,0 +1,338 @@
+"""A pool of real vLLM servers: whatever one does, a round's result is that of a healthy one, or an error says why."""
+
+import asyncio
+import os
+import re
+import signal
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from aiohttp import web
+from faulty_proxy import FaultyProxy, for_completions
+
+from datamodules.canary import CanaryError
+from datamodules.engines.engine import EngineDied
+from datamodules.engines.serve import check_host
+from datamodules.engines.server_process import ServerProcess
+from datamodules.engines.vllm_server import VLLMServerEngine
+from datamodules.snapshots import Snapshot
+from datamodules.types import Completion, Sampling
+from modules.policy import Policy
+
+KEY = "a-key-that-nobody-should-see"
+PROMPTS = [(3, 10 + i // 4, 4) for i in range(48)]  # twelve prompts of four siblings
+MakePool = Callable[..., VLLMServerEngine]
+
+
+@pytest.fixture(scope="module")
+def snapshots(
+    tmp_path_factory: pytest.TempPathFactory, make_policy: Callable[..., Policy], publish: Callable[..., Snapshot]
+) -> list[Snapshot]:
+    directory = tmp_path_factory.mktemp("snapshots")
+    return [publish(make_policy(version), directory, version) for version in range(3)]
+
+
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory: pytest.TempPathFactory, snapshots: list[Snapshot]) -> Iterator[list[str]]:
+    """Start two real servers."""
+    pytest.importorskip("vllm")
+    logs = tmp_path_factory.mktemp("servers")
+    words = ["--dtype", "float32", "--kv-cache-memory-bytes", str(2**26), "--enforce-eager"]
+    processes = [ServerProcess(words, None, KEY, logs / f"{i}.log") for i in range(2)]
+    urls = [process.start(snapshots[0].path, has_gpus=False) for process in processes]
+    for url in urls:
+        wait_until_up(url)
+    yield urls
+    for process in processes:
+        process.end()
+
+
+def wait_until_up(url: str) -> None:
+    end = time.monotonic() + 300
+    while True:
+        try:
+            urllib.request.urlopen(f"{url}/health", timeout=5).close()
+            return
+        except OSError:
+            assert time.monotonic() < end
+            time.sleep(0.5)
+
+
+@pytest.fixture
+def make_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakePool]:
+    made: list[VLLMServerEngine] = []
+    monkeypatch.setenv("OFFBEAT_TEST_KEY", KEY)
+
+    def make(endpoints: list[str] | None, **settings: Any) -> VLLMServerEngine:
+        defaults: dict[str, Any] = {
+            "num_servers": 1, "devices": None, "api_key_variable": "OFFBEAT_TEST_KEY", "verify_tls": True,
+            "max_in_flight": 8, "start_seconds": 120.0, "patience_seconds": 60.0, "directory": str(tmp_path / "logs"),
+            "dtype": "float32", "kv_cache_mb": 64, "max_model_len": None, "tensor_parallel_size": 1,
+            "enforce_eager": True, "canary_tolerance": 1e-3,
+        }  # fmt: skip
+        made.append(VLLMServerEngine(endpoints, **{**defaults, **settings}))
+        return made[-1]
+
+    yield make
+    for engine in made:
+        engine.close()
+
+
+def draw(engine: VLLMServerEngine, max_tokens: int = 12) -> list[Completion]:
+    completions = dict(engine.generate(PROMPTS, Sampling(max_tokens=max_tokens), list(range(48)), [2]))
+    return [completions[i] for i in range(len(PROMPTS))]
+
+
+def assert_same(actual: list[Completion], expected: list[Completion]) -> None:
+    assert [c.token_ids for c in actual] == [c.token_ids for c in expected]
+    assert [c.finish_reason for c in actual] == [c.finish_reason for c in expected]
+    for a, b in zip(actual, expected, strict=True):
+        assert a.logprobs == pytest.approx(b.logprobs, abs=1e-5)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(servers: list[str], snapshots: list[Snapshot]) -> list[Completion]:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("OFFBEAT_TEST_KEY", KEY)
+        engine = VLLMServerEngine(
+            servers[:1], 1, None, "OFFBEAT_TEST_KEY", True, 64, 120.0, 120.0, "", "float32", 64, None, 1, True, 1e-3
+        )
+        engine.load(snapshots[1])
+        completions = draw(engine)
+        engine.close()
+    return completions
+
+
+def test_two_servers_share_a_round_and_give_what_one_gives(
+    servers: list[str], snapshots: list[Snapshot], undisturbed: list[Completion], make_pool: MakePool
+) -> None:
+    proxies = [FaultyProxy(url, lambda *_: None) for url in servers]
+    engine = make_pool([proxy.url for proxy in proxies])
+    for snapshot in (snapshots[0], snapshots[1]):
+        engine.load(snapshot)
+        assert engine.score(snapshot.probe) == pytest.approx(snapshot.probe_logprobs, abs=1e-4)
+    assert_same(draw(engine), undisturbed)
+    assert [proxy.asked % 4 for proxy in proxies] == [0, 0]  # siblings stay together
+    assert min(proxy.asked for proxy in proxies) >= 8
+    for proxy in proxies:
+        proxy.close()
+
+
+def change_choice(**changes: Any) -> Any:
+    def change(answer: dict[str, Any]) -> dict[str, Any]:
+        answer["choices"][0].update(changes)
+        return answer
+
+    return for_completions(change)
+
+
+async def wait_long(proxy: FaultyProxy, request: web.Request, answer: bytes) -> web.Response:
+    await asyncio.sleep(30.0)
+    return web.Response(body=answer)
+
+
+async def answer_slowly(proxy: FaultyProxy, request: web.Request, answer: bytes) -> web.Response | None:
+    await asyncio.sleep(4.0)
+    return None
+
+
+def hang_up(proxy: FaultyProxy, request: web.Request, answer: bytes) -> web.Response:
+    assert request.transport is not None
+    request.transport.close()
+    return web.Response()
+
+
+OLD = [{"version": "0-of-yesterday", "start": 0, "end": 12}]
+FAULTS: dict[str, tuple[Any, str]] = {
+    "an error": (lambda *_: web.Response(status=500, text="out of memory"), "answers 500 to .*: out of memory"),
+    "no JSON": (lambda *_: web.Response(text="<html>", content_type="text/html"), "ContentTypeError"),
+    "a list": (for_completions(lambda _: []), "answers nonsense: "),
+    "another form": (for_completions(lambda _: {"choices": [{"text": "7"}]}), "answers nonsense: "),
+    "no log-probs": (change_choice(logprobs=None), "answers nonsense: "),
+    "words": (change_choice(token_ids=["a"] * 12), "answers nonsense: "),
+    "other tokens": (change_choice(token_ids=[7] * 12), "answers nonsense: "),
+    "no end": (change_choice(finish_reason="abort"), "ended a request with 'abort'"),
+    "an old snapshot": (change_choice(weight_versions=OLD), "samples from weights '0-of-yesterday', not '1-"),
+    "two snapshots": (change_choice(weight_versions=[*OLD, *OLD]), "samples from weights '0-of-yesterday', not '1-"),
+    "nobody's weights": (change_choice(weight_versions=[]), "answers nonsense: "),
+    "a cut connection": (hang_up, "ServerDisconnectedError"),
+}
+
+
+@pytest.mark.parametrize("kind", FAULTS)
+def test_what_a_server_fails_to_do_another_does_with_the_same_result(
+    kind: str,
+    servers: list[str],
+    snapshots: list[Snapshot],
+    undisturbed: list[Completion],
+    make_pool: MakePool,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    fault, message = FAULTS[kind]
+    proxy = FaultyProxy(servers[1], fault, spared=0)
+    engine = make_pool([servers[0], proxy.url])
+    engine.load(snapshots[1])
+    assert_same(draw(engine), undisturbed)
+    assert proxy.spoiled
+    proxy.close()
+    assert re.search(rf"server {proxy.url} is left out: .*{message}", caplog.text)
+    assert KEY not in caplog.text
+
+
+@pytest.mark.parametrize("fault", [wait_long, answer_slowly])
+def test_a_server_that_hangs_or_is_slow_does_not_hold_up_the_round(
+    fault: Any,
+    servers: list[str],
+    snapshots: list[Snapshot],
+    undisturbed: list[Completion],
+    make_pool: MakePool,
+) -> None:
+    proxy = FaultyProxy(servers[1], fault)
+    engine = make_pool([servers[0], proxy.url])
+    engine.load(snapshots[1])
+    start = time.monotonic()
+    assert_same(draw(engine), undisturbed)
+    assert time.monotonic() - start < 20
+    assert proxy.asked > 3
+    proxy.close()
+
+
+def test_a_server_that_only_pretends_to_load_is_never_used(
+    servers: list[str], snapshots: list[Snapshot], undisturbed: list[Completion], make_pool: MakePool
+) -> None:
+    def pretend(_: FaultyProxy, request: web.Request, answer: bytes) -> Any:
+        return web.json_response({"label": "1-pretended"}) if request.path == "/snapshot" else None
+
+    class Pretender(FaultyProxy):
+        async def _pass_on(self, request: web.Request) -> web.StreamResponse:
+            if request.path == "/snapshot":
+                return web.json_response({"label": (await request.json())["label"]})
+            return await super()._pass_on(request)
+
+    proxy = Pretender(servers[1], pretend, spared=0)
+    engine = make_pool([servers[0], proxy.url])
+    make_pool([servers[1]]).load(snapshots[0])  # what it really holds
+    engine.load(snapshots[1])
+    assert_same(draw(engine), undisturbed)
+    assert proxy.asked == 0
+    with pytest.raises(CanaryError, match=r"does not hold snapshot 1"):
+        make_pool([proxy.url]).load(snapshots[1])
+    proxy.close()
+
+
+def test_a_pool_without_a_server_left_says_so_in_bounded_time(
+    servers: list[str], snapshots: list[Snapshot], make_pool: MakePool
+) -> None:
+    proxies = [FaultyProxy(url, FAULTS["an error"][0]) for url in servers]
+    engine = make_pool([proxy.url for proxy in proxies], patience_seconds=3.0)
+    engine.load(snapshots[1])
+    start = time.monotonic()
+    with pytest.raises(EngineDied, match=r"no server answered for 3 s \(engine\.patience_seconds\): .*out of memory"):
+        draw(engine)
+    assert time.monotonic() - start < 30
+    for proxy in proxies:
+        proxy.close()
+
+
+def test_nobody_there_and_a_wrong_key_are_told_apart(
+    servers: list[str], snapshots: list[Snapshot], make_pool: MakePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(EngineDied, match=r"no server answered for 2 s .*127\.0\.0\.1:9: .*ClientConnectorError"):
+        make_pool(["http://127.0.0.1:9"], patience_seconds=2.0).load(snapshots[0])
+    monkeypatch.setenv("OFFBEAT_TEST_KEY", "wrong")
+    with pytest.raises(RuntimeError, match=r"refuses the key \(401\); see engine\.api_key_variable"):
+        make_pool(servers).load(snapshots[0])
+
+
+def groups_of(parent: psutil.Process) -> list[psutil.Process]:
+    return [p for p in parent.children() if any("engines.serve" in word for word in p.cmdline())]
+
+
+@pytest.mark.parametrize("end", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow)])
+def test_a_server_of_ours_that_dies_or_hangs_in_the_middle_is_started_again(
+    end: signal.Signals,
+    snapshots: list[Snapshot],
+    undisturbed: list[Completion],
+    make_pool: MakePool,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    pytest.importorskip("vllm")
+    others = groups_of(psutil.Process())
+    engine = make_pool(None, patience_seconds=15.0, max_in_flight=4)
+    engine.load(snapshots[1])
+    (server,) = [p for p in groups_of(psutil.Process()) if p not in others]
+    family = [server, *server.children(recursive=True)]
+    completions = {}
+    for index, completion in engine.generate(PROMPTS, Sampling(max_tokens=12), list(range(48)), [2]):
+        completions[index] = completion
+        if len(completions) == 4:
+            server.send_signal(end)
+    assert_same([completions[i] for i in range(48)], undisturbed)
+    assert "server 0 is left out" in caplog.text
+    _, alive = psutil.wait_procs(family, timeout=10)
+    assert not [p for p in alive if p.status() != psutil.STATUS_ZOMBIE]
+    engine.close()
+    assert groups_of(psutil.Process()) == others
+
+
+@pytest.mark.slow
+def test_a_server_that_cannot_start_ends_the_run_with_its_last_words(
+    snapshots: list[Snapshot], make_pool: MakePool
+) -> None:
+    pytest.importorskip("vllm")
+    engine = make_pool(None, max_model_len=10**6)
+    with pytest.raises(RuntimeError, match=r"no server can be used: server 0: it did not start 3 times; see .*-0\.log"):
+        engine.load(snapshots[0])
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"endpoints": []}, r"engine\.endpoints must list different addresses"),
+        ({"endpoints": ["http://a:1", "http://a:1"]}, r"engine\.endpoints must list different addresses"),
+        ({"endpoints": ["node3:8000"]}, r"engine\.endpoints must look like http://node3:8000, got 'node3:8000'"),
+        ({"endpoints": ["http://me:secret@node3:8000"]}, r"engine\.endpoints must not hold a key"),
+        ({"endpoints": ["http://a:1"], "max_in_flight": 0}, r"engine\.max_in_flight must be above 0, got 0"),
+        ({"endpoints": ["http://a:1"], "patience_seconds": 0}, r"engine\.patience_seconds must be above 0"),
+        (
+            {"endpoints": ["https://a:1"], "verify_tls": "no-such.pem"},
+            r"engine\.verify_tls: no-such\.pem holds no cert",
+        ),
+        ({"endpoints": None, "num_servers": 2, "devices": ["0"]}, r"engine\.devices must have one entry for each of 2"),
+    ],
+)
+def test_settings_that_name_no_servers_are_refused_by_their_key(
+    settings: dict[str, Any], message: str, make_pool: MakePool
+) -> None:
+    if settings["endpoints"] is None:
+        pytest.importorskip("vllm")
+    with pytest.raises(ValueError, match=message) as raised:
+        make_pool(**settings)
+    assert "secret" not in str(raised.value)
+
+
+def test_a_server_lets_others_in_only_with_a_key() -> None:
+    check_host("127.0.0.1", None)
+    check_host("localhost", None)
+    check_host("0.0.0.0", KEY)
+    for host in ("0.0.0.0", "10.1.2.3", "::", "node3"):
+        with pytest.raises(ValueError, match=rf"--host {host} lets everyone .* set VLLM_API_KEY here"):
+            check_host(host, None)
+
+
+def test_every_path_asks_for_the_key(servers: list[str], undisturbed: list[Completion]) -> None:
+    for path in ("/snapshot", "/probe", "/inference/v1/generate", "/v1/completions", "/metrics", "/version", "/docs"):
+        for key in (None, "wrong"):
+            headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+            request = urllib.request.Request(servers[0] + path, headers=headers)
+            with pytest.raises(urllib.error.HTTPError) as refused:
+                urllib.request.urlopen(request, timeout=10)
+            assert refused.value.code == 401
+            refused.value.close()
+    assert os.environ.get("VLLM_SERVER_DEV_MODE") is None
