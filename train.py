@@ -2,26 +2,28 @@
 
 import logging
 import os
-import shutil
 import signal
 import sys
+from functools import partial
 from pathlib import Path
 
 import hydra
 import lightning as L
 import torch
-from filelock import FileLock
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import InterpolationKeyError
 from tqdm.contrib.logging import logging_redirect_tqdm
 
 from callbacks.dry_run import print_schedule
-from conf.alone import run_alone
-from conf.resume import starting_point
-from conf.suggestions import check_choices, check_keys
+from conf.processes import RESULT, is_for_several, run_alone, run_ranks
+from conf.resume import is_finished, starting_point
+from conf.starting_policy import make_once
+from conf.suggestions import check_choices, check_keys, check_values
 from datamodules import ranks
 
 log = logging.getLogger("train")
+CONF = Path(__file__).parent / "conf"
 ALL_THREADS = torch.get_num_threads()
 
 
@@ -31,6 +33,7 @@ def train(cfg: DictConfig) -> float:
     loggers = [instantiate(node) for node in cfg.logger.values()]
     trainer = instantiate(cfg.trainer, callbacks=callbacks, logger=loggers)
     ranks.check(trainer.world_size)
+    log.info("training in %d process%s", trainer.world_size, "es" * (trainer.world_size > 1))
     data = instantiate(cfg.datamodule)
     instantiate(cfg.objective)  # what can be refused is refused before a warm start or a large model is paid for
     if cfg.get("dry_run"):
@@ -46,6 +49,9 @@ def train(cfg: DictConfig) -> float:
     text = OmegaConf.to_yaml(cfg, resolve=True)
     ranks.check_same(text)
     again = ranks.was_started_again(os.environ)
+    if again and ranks.from_main(lambda: is_finished(directory, trainer.max_epochs)):
+        log.info("%s is finished", directory)
+        return float("nan")
     start = ranks.from_main(lambda: starting_point(cfg.ckpt_path, cfg.get("resume", False), directory, again=again))
     start.check_readable(is_sharded=hasattr(trainer.strategy, "shard"))
     try:
@@ -60,41 +66,31 @@ def train(cfg: DictConfig) -> float:
 
 
 def warm_start(cfg: DictConfig) -> None:
-    """Make the starting policy by a run of its own, unless its directory holds the result of the same config."""
-    directory = Path(cfg.directory)
-    wanted = OmegaConf.to_yaml(cfg, resolve=True)
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(f"{directory}.lock"):
-        done = directory / "done.yaml"
-        if done.is_file() and done.read_text() == wanted:
-            log.info("warm start: taken from %s", directory)
-            return
-        if directory.exists() and not done.is_file():
-            raise ValueError(f"warm_start.directory: {directory} was not made by a warm start; choose another")
-        log.info("warm start: training %s, once for this configuration", directory)
-        cfg.directory = f"{directory}.unfinished"  # what is there stays until there is a better one
-        shutil.rmtree(cfg.directory, ignore_errors=True)
-        accuracy = train(cfg) if ranks.world_size() == 1 else run_alone(OmegaConf.to_yaml(cfg, resolve=True))
-        if not accuracy >= cfg.callbacks.stop.stopping_threshold:
-            raise RuntimeError(f"the warm start ended at accuracy {accuracy}, short of its stopping_threshold")
-        Path(cfg.directory, "done.yaml").write_text(wanted)
-        shutil.rmtree(directory, ignore_errors=True)
-        Path(cfg.directory).rename(directory)
-        cfg.directory = str(directory)
+    """Make the starting policy, unless it is there: here, or where several processes train, in one of its own."""
+    as_yaml = partial(OmegaConf.to_yaml, resolve=True)
+    make_once(cfg, as_yaml, train if ranks.world_size() == 1 else lambda cfg: run_alone(as_yaml(cfg)))
 
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="train")
 def main(cfg: DictConfig) -> float:
     """Run one job of Hydra's."""
-    check_keys(OmegaConf.to_container(cfg), Path(__file__).parent / "conf")
-    return train(cfg)
+    check_keys(OmegaConf.to_container(cfg), CONF)
+    try:
+        check_values(OmegaConf.to_container(cfg, resolve=True), CONF)
+    except InterpolationKeyError as error:
+        raise ValueError(f"{error.full_key} takes its value from a key that is not there: {error.msg}") from error
+    if is_for_several(cfg.trainer):
+        return run_ranks(OmegaConf.to_yaml(cfg, resolve=True), cfg.trainer.devices, cfg.trainer.num_nodes)
+    accuracy = train(cfg)
+    if RESULT in os.environ and ranks.rank() == 0:
+        Path(os.environ[RESULT]).write_text(str(accuracy))  # for the job that started this one
+    return accuracy
 
 
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # lets `finally` end the engine process
-    check_choices(sys.argv[1:], Path(__file__).parent / "conf")
-    ranks.join()
-    if ranks.rank():
-        sys.argv += ranks.quiet_logging()  # rank 0 writes the files
-    main()
-    ranks.leave()
+    check_choices(sys.argv[1:], CONF)
+    with ranks.joined():
+        if ranks.rank():
+            sys.argv += ranks.quiet_logging()  # rank 0 writes the files
+        main()

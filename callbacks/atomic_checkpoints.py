@@ -19,4 +19,9 @@ class AtomicCheckpoints(TorchCheckpointIO):
             OSError: the disk is full, with the path and the space left.
         """
         with atomic_file(Path(path)) as temporary, temporary.open("wb") as file:
-            torch.save(checkpoint, file)
+            try:
+                torch.save(checkpoint, file)
+            except RuntimeError as error:  # torch cannot end the file of a writer that a signal interrupted
+                if isinstance(error.__context__, SystemExit | KeyboardInterrupt):
+                    raise error.__context__ from None
+                raise

@@ -1,4 +1,4 @@
-"""End a run with its result: a table, `summary.json`, a picture of the learning curve, and the model."""
+"""End a run with its result: a table, `summary.json` and a picture of the learning curve."""
 
 import json
 import logging
@@ -14,7 +14,6 @@ from callbacks.held_out_evaluation import HeldOutEvaluation
 from callbacks.learning_curve import draw_learning_curve
 from datamodules.atomic import atomic_file
 from datamodules.ranks import from_main
-from datamodules.shared_directory import shared_directory
 
 log = logging.getLogger(__name__)
 
@@ -38,18 +37,20 @@ class RunSummary(Callback):
 
     def on_exception(self, trainer: L.Trainer, pl_module: Any, exception: BaseException) -> None:
         """Say how to go on."""
-        finished = trainer.datamodule.finished_rounds  # type: ignore[attr-defined]
-        log.info("stopped after %d finished rounds; to go on: resume=true hydra.run.dir=%s", finished, self.directory)
+        newest = max((self.directory / "checkpoints").glob("round-*.ckpt"), default=None)
+        last = (
+            f"its newest checkpoint is {newest.stem}"
+            if newest
+            else "it has no checkpoint yet, only rounds that it sampled"
+        )
+        log.info("the run stopped; %s; to go on: resume=true hydra.run.dir=%s", last, self.directory)
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: Any) -> None:
-        """Save the model, then write and print the summary."""
-        model_directory = self.directory / "model"
-        with shared_directory(model_directory) as temporary:
-            pl_module.policy.save_pretrained(temporary)
-        from_main(lambda: self._write(trainer, pl_module, model_directory))
+        """Write and print the summary."""
+        from_main(lambda: self._write(trainer, pl_module))
 
-    def _write(self, trainer: L.Trainer, pl_module: Any, model_directory: Path) -> None:
-        summary = self._summary(trainer, pl_module, model_directory)
+    def _write(self, trainer: L.Trainer, pl_module: Any) -> None:
+        summary = self._summary(trainer, pl_module)
         with atomic_file(self.directory / "summary.json") as path:
             path.write_text(json.dumps(summary, indent=2) + "\n")
         with atomic_file(self.directory / "learning_curve.png") as path:
@@ -57,7 +58,7 @@ class RunSummary(Callback):
             draw_learning_curve(path, rewards=self.rewards, accuracies=self._accuracies(trainer), title=title)
         self._print(summary)
 
-    def _summary(self, trainer: L.Trainer, pl_module: Any, model_directory: Path) -> dict[str, Any]:
+    def _summary(self, trainer: L.Trainer, pl_module: Any) -> dict[str, Any]:
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
         accuracies = self._accuracies(trainer)
         rewards = [self.rewards[r] for r in sorted(self.rewards)]
@@ -73,7 +74,6 @@ class RunSummary(Callback):
             "reward_first": rewards[0] if rewards else None,
             "reward_last": rewards[-1] if rewards else None,
             "seconds": {phase: round(seconds, 2) for phase, seconds in data.clock.seconds.items()},
-            "model_dir": str(model_directory.absolute()),
         }
 
     @staticmethod

@@ -1,12 +1,15 @@
 """From where a run goes on, and whether it is still the same experiment."""
 
+import json
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
+
+from conf.suggestions import leaves
 
 log = logging.getLogger(__name__)
 
@@ -84,10 +87,15 @@ def starting_point(ckpt_path: str | None, resume: bool, directory: Path, *, agai
         again: torchrun or Slurm starts the run anew, which then goes on with what `directory` holds.
 
     Raises:
-        ValueError: both were asked for, or the checkpoint is not there or not the newest of its directory.
+        ValueError: both were asked for, there is nothing to go on with, or the checkpoint is not the newest of its
+            directory.
     """
     if again and (ckpt_path is None or any((directory / "checkpoints").glob("round-*.ckpt"))):
         ckpt_path, resume = None, True
+    if resume and not again and not any((directory / name).exists() for name in (CONFIG, "checkpoints", "rollouts")):
+        raise ValueError(
+            f"resume=true: {directory} holds no run; correct hydra.run.dir, or leave out resume to start one"
+        )
     if ckpt_path is None:
         return Start(_newest_checkpoint(directory), directory / CONFIG) if resume else Start(None, None)
     if resume:
@@ -103,6 +111,12 @@ def starting_point(ckpt_path: str | None, resume: bool, directory: Path, *, agai
     return Start(ckpt_path, Path(ckpt_path).resolve().parent.parent / CONFIG)
 
 
+def is_finished(directory: Path, rounds: int) -> bool:
+    """Whether a run of so many rounds has left its result, after which only its processes' end can have failed."""
+    summary = directory / "summary.json"
+    return summary.is_file() and json.loads(summary.read_text())["rounds"] >= rounds
+
+
 def _newest_checkpoint(directory: Path) -> str | None:
     found = sorted((directory / "checkpoints").glob("round-*.ckpt"))
     log.info("resuming from %s", found[-1] if found else f"the start: {directory} has no checkpoint yet")
@@ -111,7 +125,7 @@ def _newest_checkpoint(directory: Path) -> str | None:
 
 def changed_keys(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Return each key whose value differs, with both values; a copy that changed with its source is left out."""
-    old, new = dict(_leaves(before)), dict(_leaves(after))
+    old, new = dict(leaves(before)), dict(leaves(after))
     missing = object()
     changes = {
         key: (old.get(key), new.get(key))
@@ -135,6 +149,8 @@ def check_same_experiment(before: Mapping[str, Any], after: Mapping[str, Any]) -
     """
     changes = changed_keys(before, after)
     for key, (old, new) in changes.items():
+        if key in ("resume", "ckpt_path", "allow_config_change"):  # say how to go on, not what the run is
+            continue
         log.warning("changed on resume: %s was %s and is %s", key, old, new)
     harmless = HARMLESS + (("rounds",) if "constant" in str(after.get("scheduler")) else ())
     harmful = [key for key in changes if _is_within(key, HARMFUL) or not _is_within(key, harmless)]
@@ -147,11 +163,3 @@ def check_same_experiment(before: Mapping[str, Any], after: Mapping[str, Any]) -
 
 def _is_within(key: str, nodes: tuple[str, ...]) -> bool:
     return any(key == node or key.startswith(f"{node}.") for node in nodes)
-
-
-def _leaves(node: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in node.items():
-        if isinstance(value, Mapping) and value:
-            yield from _leaves(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value

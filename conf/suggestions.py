@@ -3,9 +3,11 @@
 import difflib
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from omegaconf import OmegaConf
 
 
 def unknown_choice(override: str, conf: Path) -> str | None:
@@ -17,7 +19,7 @@ def unknown_choice(override: str, conf: Path) -> str | None:
     """
     group, separator, value = override.partition("=")
     folder = conf / group
-    if not separator or not group or not folder.is_dir():
+    if not separator or not group or group.startswith("hydra") or not folder.is_dir():
         return None
     options = sorted(path.stem for path in folder.glob("[!_]*.yaml"))
     for choice in value.strip("[]").split(","):
@@ -70,8 +72,52 @@ def check_keys(cfg: Mapping[str, Any], conf: Path) -> None:
     """
     _check_known("", set(cfg), _root_keys(conf))
     read = "".join(path.read_text() for path in sorted((conf / "objective").glob("*.yaml")))
-    tuned = {f"{head}.{key}" for head, values in cfg["tuning"].items() for key in values}
+    tuned = {f"{head}.{key}" for head, values in cfg.get("tuning", {}).items() for key in values}
     _check_known("tuning.", tuned, set(re.findall(r"oc\.select:tuning\.([\w.]+)", read)))
+
+
+def check_values(cfg: Mapping[str, Any], conf: Path) -> None:
+    """Refuse `lag=four`: text where every option of the configuration has a number, or true or false.
+
+    Args:
+        cfg: the composed configuration as plain containers.
+        conf: the configuration directory.
+
+    Raises:
+        ValueError: naming the key, what stands there by default, and what was given.
+    """
+    given = dict(leaves(cfg))
+    for key, default in _plain_defaults(conf):
+        value = given.get(key)
+        wanted = "true or false" if isinstance(default, bool) else f"a number such as {default:g}"
+        is_right = isinstance(value, bool) == isinstance(default, bool) and not isinstance(value, str)
+        if key in given and value is not None and not is_right:
+            raise ValueError(f"{key} must be {wanted}, got {value!r}")
+    for key in ("rounds", "num_threads"):
+        if (value := given.get(key)) is not None and value < 1:
+            raise ValueError(f"{key} must be at least 1, got {value}")
+
+
+def _plain_defaults(conf: Path) -> Iterator[tuple[str, Any]]:
+    """Yield the keys whose default is a number, or true or false, in each of the files that set it."""
+    found: dict[str, list[Any]] = {}
+    for path in sorted(conf.rglob("*.yaml")):
+        is_global = path.parent == conf or "@package _global_" in path.read_text()
+        prefix = "" if is_global else f"{path.parent.name}."
+        for key, value in leaves(OmegaConf.to_container(OmegaConf.load(path)), prefix):
+            found.setdefault(key, []).append(value)
+    for key, values in found.items():
+        if all(isinstance(value, int | float) for value in values):
+            yield key, values[0]
+
+
+def leaves(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield each value of a configuration that is no mapping, with its dotted key."""
+    for key, value in node.items():
+        if isinstance(value, Mapping) and value:
+            yield from leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
 
 
 def _check_known(prefix: str, keys: set[str], known: set[str]) -> None:

@@ -82,8 +82,9 @@ def check_answer(
         )
         raise CanaryError(
             f"engine {name} does not hold snapshot {snapshot.version}: probe log-probs differ by up to "
-            f"{worst:.2e}, allowed is its canary_tolerance={tolerance} ({rows}). If policy.dtype or "
-            "engine.dtype is bfloat16, give both the same dtype and raise engine.canary_tolerance to 1.0 (with "
-            "engine=auto: engine.vllm.dtype, engine.vllm.canary_tolerance); otherwise the engine's weights are stale"
+            f"{worst:.2e}, allowed is its canary_tolerance={tolerance}. If policy.dtype or "
+            "engine.dtype is bfloat16, give both the same dtype and set engine.canary_tolerance=1.0 (with "
+            "engine=auto: engine.vllm.dtype, engine.vllm.canary_tolerance); otherwise the engine's weights are stale. "
+            f"In full: {rows}"
         )
     return engine_logprobs

@@ -4,7 +4,8 @@ import gc
 import os
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -17,6 +18,7 @@ from torch.distributed.rendezvous import rendezvous
 
 Result = TypeVar("Result")
 LONGEST_WAIT = timedelta(hours=12)  # for rank 0, which may sample a round or make a warm start meanwhile
+AGREED_END = 75  # status of processes that want to be started again (EX_TEMPFAIL of sysexits.h)
 
 
 def started_ranks(environment: Mapping[str, str]) -> int:
@@ -45,6 +47,19 @@ def join() -> None:
     attempt = PrefixStore(f"{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}-of-{size}", store)
     dist.init_process_group(backend, store=attempt, rank=rank_, world_size=size, timeout=LONGEST_WAIT)
     os.environ["RUN_ID"] = from_main(lambda: os.environ.get("RUN_ID") or _run_id(os.environ))
+
+
+@contextmanager
+def joined() -> Iterator[None]:
+    """Join, and part in good order if all ranks end without error or with the status that they agreed on."""
+    join()
+    try:
+        yield
+    except SystemExit as end:
+        if end.code == AGREED_END:
+            leave()
+        raise
+    leave()
 
 
 def slurm_ranks(environment: Mapping[str, str]) -> dict[str, str]:

@@ -75,3 +75,44 @@ def for_completions(change: Callable[[dict[str, Any]], Any]) -> Fault:
         return web.json_response(change(json.loads(answer)))
 
     return fault
+
+
+def change_choice(**changes: Any) -> Any:
+    def change(answer: dict[str, Any]) -> dict[str, Any]:
+        answer["choices"][0].update(changes)
+        return answer
+
+    return for_completions(change)
+
+
+async def wait_long(proxy: FaultyProxy, request: web.Request, answer: bytes) -> web.Response:
+    await asyncio.sleep(30.0)
+    return web.Response(body=answer)
+
+
+async def answer_slowly(proxy: FaultyProxy, request: web.Request, answer: bytes) -> web.Response | None:
+    await asyncio.sleep(4.0)
+    return None
+
+
+def hang_up(proxy: FaultyProxy, request: web.Request, answer: bytes) -> web.Response:
+    assert request.transport is not None
+    request.transport.close()
+    return web.Response()
+
+
+OLD = [{"version": "0-of-yesterday", "start": 0, "end": 12}]
+FAULTS: dict[str, tuple[Any, str]] = {
+    "an error": (lambda *_: web.Response(status=500, text="out of memory"), "answers 500 to .*: out of memory"),
+    "no JSON": (lambda *_: web.Response(text="<html>", content_type="text/html"), "ContentTypeError"),
+    "a list": (for_completions(lambda _: []), "answers nonsense: "),
+    "another form": (for_completions(lambda _: {"choices": [{"text": "7"}]}), "answers nonsense: "),
+    "no log-probs": (change_choice(logprobs=None), "answers nonsense: "),
+    "words": (change_choice(token_ids=["a"] * 12), "answers nonsense: "),
+    "other tokens": (change_choice(token_ids=[7] * 12), "answers nonsense: "),
+    "no end": (change_choice(finish_reason="abort"), "ended a request with 'abort'"),
+    "an old snapshot": (change_choice(weight_versions=OLD), "samples from weights '0-of-yesterday', not '1-"),
+    "two snapshots": (change_choice(weight_versions=[*OLD, *OLD]), "samples from weights '0-of-yesterday', not '1-"),
+    "nobody's weights": (change_choice(weight_versions=[]), "answers nonsense: "),
+    "a cut connection": (hang_up, "ServerDisconnectedError"),
+}

@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 import torch
+from hydra import compose as hydra_compose
+from hydra import initialize_config_dir
 from hydra.errors import ConfigCompositionException
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from conf.suggestions import check_choices, check_keys, unknown_choice
+from conf.suggestions import check_choices, check_keys, check_values, unknown_choice
 
 CONF = Path(__file__).parents[1] / "conf"
 OPTIONS = sorted(f"{path.parent.name}={path.stem}" for path in CONF.glob("*/[!_]*.yaml"))
@@ -20,7 +22,7 @@ PARTS = ("curation", "objective", "prompts", "verifier", "callbacks", "logger", 
 
 
 def test_the_groups_are_the_axes_that_people_swap() -> None:
-    assert {path.name for path in CONF.iterdir() if path.is_dir() and path.name != "__pycache__"} == GROUPS
+    assert {path.name for path in CONF.iterdir() if path.is_dir()} - {"__pycache__", "hydra"} == GROUPS
 
 
 @pytest.mark.parametrize("option", OPTIONS)
@@ -97,6 +99,45 @@ def test_a_mistyped_key_ends_the_program_with_the_nearest() -> None:
     with pytest.raises(SystemExit, match=r"lags is not a key of the configuration; did you mean lag\?"):
         check_choices(["experiment=quickstart", "lags=4"], CONF)
     check_choices(["lag=4", "hydra.run.dir=x", "datamodule.lag=2", "+new=1", "-m"], CONF)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("lag=four", r"lag must be a number such as 10, got 'four'"),
+        ("optimizer.lr=1e-3x", r"optimizer\.lr must be a number such as .*, got '1e-3x'"),
+        ("objective.topr.weight=heavy", r"objective\.topr\.weight must be a number"),
+        ("datamodule.prefetch=maybe", r"datamodule\.prefetch must be true or false, got 'maybe'"),
+        ("lag=true", r"lag must be a number"),
+        ("rounds=0", "rounds must be at least 1, got 0"),
+        ("num_threads=0", "num_threads must be at least 1, got 0"),
+    ],
+)
+def test_a_value_of_another_kind_is_refused_by_its_key(
+    override: str, message: str, compose: Callable[..., DictConfig]
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        check_values(OmegaConf.to_container(compose(override), resolve=True), CONF)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "option", [o for o in OPTIONS if o.startswith(("experiment", "optimizer", "scheduler", "engine"))]
+)
+def test_every_option_has_values_of_the_right_kind(option: str, compose: Callable[..., DictConfig]) -> None:
+    needs = ["datamodule.path=x"] if option == "experiment=quickstart_offline" else []
+    check_values(OmegaConf.to_container(compose(option, *needs), resolve=True), CONF)  # type: ignore[arg-type]
+
+
+def test_a_slurm_sweep_asks_for_what_the_trainer_uses(compose: Callable[..., DictConfig], tmp_path: Path) -> None:
+    pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        cfg = hydra_compose(
+            "train", ["hydra/launcher=slurm", "trainer=fsdp", "trainer.devices=8", "trainer.num_nodes=2"],
+            return_hydra_config=True,
+        )  # fmt: skip
+    launcher = cfg.hydra.launcher
+    assert (launcher.nodes, launcher.gpus_per_node, launcher.tasks_per_node) == (2, 8, 1)
+    assert launcher._target_.endswith("SlurmLauncher")
 
 
 def test_a_mistyped_option_ends_the_program_before_anything_starts() -> None:

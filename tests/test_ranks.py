@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
-import pandas as pd
 import pytest
 import torch
 from omegaconf import DictConfig
-from runs import sampled, small, torchrun, weights
+from runs import losses, sampled, small, torchrun, weights
 
 from datamodules.clock import Clock
 from datamodules.store import RolloutStore
@@ -57,10 +56,6 @@ def offline(recording: Path) -> list[str]:
         "datamodule=offline", f"datamodule.path=\'{recording}/*.parquet\'", f"rounds={ROUNDS}",
         "datamodule.max_tokens_per_micro_batch=60",
     ]  # fmt: skip
-
-
-def losses(directory: Path) -> list[float]:
-    return pd.read_csv(directory / "metrics.csv")["train/loss"].dropna().tolist()
 
 
 @pytest.mark.parametrize("trainer", ["ddp", "fsdp"])

@@ -18,7 +18,14 @@ def test_two_processes_train_on_what_a_server_samples_and_no_artefact_holds_the_
     monkeypatch.setenv("VLLM_API_KEY", KEY)
     monkeypatch.setenv("WANDB_MODE", "offline")
     run = tmp_path / "run"
-    settings = ["engine=vllm_server", "engine.kv_cache_mb=64", "rounds=2", "lag=0", "logger=wandb", f"hydra.run.dir={run}"]
+    settings = [
+        "engine=vllm_server",
+        "engine.kv_cache_mb=64",
+        "rounds=2",
+        "lag=0",
+        "logger=wandb",
+        f"hydra.run.dir={run}",
+    ]
     printed = torchrun(2, *(s for s in small(*settings) if s != "engine=transformers"), "trainer=ddp")
     rollouts = [r for file in sorted((run / "rollouts").iterdir()) for r in read_rollouts(file)]
     assert [r.snapshot for r in rollouts] == [0] * 32 + [1] * 32

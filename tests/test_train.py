@@ -38,8 +38,8 @@ def test_every_objective_trains_and_ends_in_a_summary_a_picture_and_a_model(
     assert summary["objective"] == objective.strip("[]").replace(",", "+")
     assert {"sampling", "scoring", "training", "sync", "evaluation"} <= set(summary["seconds"])
     assert (run / "learning_curve.png").read_bytes()[:4] == b"\x89PNG"
-    AutoTokenizer.from_pretrained(summary["model_dir"])
-    model = AutoModelForCausalLM.from_pretrained(summary["model_dir"])
+    AutoTokenizer.from_pretrained(tmp_path / "run" / "model")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "model")
     initial = weights(tmp_path / "start")
     name = "model.embed_tokens.weight"
     assert not torch.equal(model.state_dict()[name], initial[name])

@@ -71,7 +71,7 @@ def write_report(raw: dict[str, Any], measured: dict[str, dict[str, Any]], machi
         "loop": table(("trainer", "s a step"), ((name, r["seconds_per_step"]) for name, r in raw["loop"].items())),
         **{
             name: table(tuple(raw[name][0]), (row.values() for row in raw[name]))
-            for name in ("logprobs", "packing", "growth")
+            for name in ("logprobs", "packing", "growth", "ranks")
         },
         "rollouts": table(
             ("model", *raw["rollouts"]["0.5M"]), ((size, *row.values()) for size, row in raw["rollouts"].items())

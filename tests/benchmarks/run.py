@@ -99,6 +99,24 @@ def loop(trl: str, directory: Path) -> dict[str, Any]:
     }
 
 
+def ranks(directory: Path) -> list[dict[str, Any]]:
+    """Train a 135M model in 1, 2 and 4 processes and return the memory and traffic of each way."""
+    from fixed_rollouts import make_recording
+    from model_sizes import save_model
+
+    spec = {
+        "recording": str(make_recording(directory / "recording", num_prompts=4, vocabulary=49152, scale=0.5)),
+        "model": str(save_model(directory / "model", "135M", 49152)),
+    }
+    rows = []
+    for trainer, count in (("default", 1), ("ddp", 2), ("fsdp", 2), ("fsdp", 4)):
+        spec |= {"trainer": trainer, "directory": str(directory / f"{trainer}-{count}")}
+        torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}"]
+        figures = child(sys.executable, [*torchrun, "ranks_training.py", json.dumps(spec)])
+        rows.append({"trainer": trainer, "processes": count, **figures})
+    return rows
+
+
 def main() -> None:
     """Run the parts that were asked for; keep the figures of the others."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -116,6 +134,7 @@ def main() -> None:
         "growth": lambda: call("bench_compute.growth", directory / "growth"),
         "sync": lambda: call("bench_rollouts.sync", directory / "sync"),
         "rollouts": lambda: call("bench_rollouts.rollout_path", directory / "rollouts"),
+        "ranks": lambda: ranks(directory / "ranks"),
         "loop": lambda: loop(arguments.trl, directory),
         **{name: lambda name=name: training(name, arguments.trl, directory) for name in TRAININGS},
     }

@@ -1,6 +1,5 @@
 """A pool of real vLLM servers: whatever one does, a round's result is that of a healthy one, or an error says why."""
 
-import asyncio
 import os
 import re
 import signal
@@ -8,25 +7,22 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 from aiohttp import web
-from faulty_proxy import FaultyProxy, for_completions
+from faulty_proxy import FAULTS, FaultyProxy, answer_slowly, wait_long
+from pools import KEY, PROMPTS, assert_same, draw
 
 from datamodules.canary import CanaryError
 from datamodules.engines.engine import EngineDied
-from datamodules.engines.serve import check_host
 from datamodules.engines.server_process import ServerProcess
 from datamodules.engines.vllm_server import VLLMServerEngine
 from datamodules.snapshots import Snapshot
 from datamodules.types import Completion, Sampling
 from modules.policy import Policy
 
-KEY = "a-key-that-nobody-should-see"
-PROMPTS = [(3, 10 + i // 4, 4) for i in range(48)]  # twelve prompts of four siblings
 MakePool = Callable[..., VLLMServerEngine]
 
 
@@ -64,38 +60,6 @@ def wait_until_up(url: str) -> None:
             time.sleep(0.5)
 
 
-@pytest.fixture
-def make_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakePool]:
-    made: list[VLLMServerEngine] = []
-    monkeypatch.setenv("OFFBEAT_TEST_KEY", KEY)
-
-    def make(endpoints: list[str] | None, **settings: Any) -> VLLMServerEngine:
-        defaults: dict[str, Any] = {
-            "num_servers": 1, "devices": None, "api_key_variable": "OFFBEAT_TEST_KEY", "verify_tls": True,
-            "max_in_flight": 8, "start_seconds": 120.0, "patience_seconds": 60.0, "directory": str(tmp_path / "logs"),
-            "dtype": "float32", "kv_cache_mb": 64, "max_model_len": None, "tensor_parallel_size": 1,
-            "enforce_eager": True, "canary_tolerance": 1e-3,
-        }  # fmt: skip
-        made.append(VLLMServerEngine(endpoints, **{**defaults, **settings}))
-        return made[-1]
-
-    yield make
-    for engine in made:
-        engine.close()
-
-
-def draw(engine: VLLMServerEngine, max_tokens: int = 12) -> list[Completion]:
-    completions = dict(engine.generate(PROMPTS, Sampling(max_tokens=max_tokens), list(range(48)), [2]))
-    return [completions[i] for i in range(len(PROMPTS))]
-
-
-def assert_same(actual: list[Completion], expected: list[Completion]) -> None:
-    assert [c.token_ids for c in actual] == [c.token_ids for c in expected]
-    assert [c.finish_reason for c in actual] == [c.finish_reason for c in expected]
-    for a, b in zip(actual, expected, strict=True):
-        assert a.logprobs == pytest.approx(b.logprobs, abs=1e-5)
-
-
 @pytest.fixture(scope="module")
 def undisturbed(servers: list[str], snapshots: list[Snapshot]) -> list[Completion]:
     with pytest.MonkeyPatch.context() as patched:
@@ -122,47 +86,6 @@ def test_two_servers_share_a_round_and_give_what_one_gives(
     assert min(proxy.asked for proxy in proxies) >= 8
     for proxy in proxies:
         proxy.close()
-
-
-def change_choice(**changes: Any) -> Any:
-    def change(answer: dict[str, Any]) -> dict[str, Any]:
-        answer["choices"][0].update(changes)
-        return answer
-
-    return for_completions(change)
-
-
-async def wait_long(proxy: FaultyProxy, request: web.Request, answer: bytes) -> web.Response:
-    await asyncio.sleep(30.0)
-    return web.Response(body=answer)
-
-
-async def answer_slowly(proxy: FaultyProxy, request: web.Request, answer: bytes) -> web.Response | None:
-    await asyncio.sleep(4.0)
-    return None
-
-
-def hang_up(proxy: FaultyProxy, request: web.Request, answer: bytes) -> web.Response:
-    assert request.transport is not None
-    request.transport.close()
-    return web.Response()
-
-
-OLD = [{"version": "0-of-yesterday", "start": 0, "end": 12}]
-FAULTS: dict[str, tuple[Any, str]] = {
-    "an error": (lambda *_: web.Response(status=500, text="out of memory"), "answers 500 to .*: out of memory"),
-    "no JSON": (lambda *_: web.Response(text="<html>", content_type="text/html"), "ContentTypeError"),
-    "a list": (for_completions(lambda _: []), "answers nonsense: "),
-    "another form": (for_completions(lambda _: {"choices": [{"text": "7"}]}), "answers nonsense: "),
-    "no log-probs": (change_choice(logprobs=None), "answers nonsense: "),
-    "words": (change_choice(token_ids=["a"] * 12), "answers nonsense: "),
-    "other tokens": (change_choice(token_ids=[7] * 12), "answers nonsense: "),
-    "no end": (change_choice(finish_reason="abort"), "ended a request with 'abort'"),
-    "an old snapshot": (change_choice(weight_versions=OLD), "samples from weights '0-of-yesterday', not '1-"),
-    "two snapshots": (change_choice(weight_versions=[*OLD, *OLD]), "samples from weights '0-of-yesterday', not '1-"),
-    "nobody's weights": (change_choice(weight_versions=[]), "answers nonsense: "),
-    "a cut connection": (hang_up, "ServerDisconnectedError"),
-}
 
 
 @pytest.mark.parametrize("kind", FAULTS)
@@ -279,51 +202,6 @@ def test_a_server_of_ours_that_dies_or_hangs_in_the_middle_is_started_again(
     assert not [p for p in alive if p.status() != psutil.STATUS_ZOMBIE]
     engine.close()
     assert groups_of(psutil.Process()) == others
-
-
-@pytest.mark.slow
-def test_a_server_that_cannot_start_ends_the_run_with_its_last_words(
-    snapshots: list[Snapshot], make_pool: MakePool
-) -> None:
-    pytest.importorskip("vllm")
-    engine = make_pool(None, max_model_len=10**6)
-    with pytest.raises(RuntimeError, match=r"no server can be used: server 0: it did not start 3 times; see .*-0\.log"):
-        engine.load(snapshots[0])
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"endpoints": []}, r"engine\.endpoints must list different addresses"),
-        ({"endpoints": ["http://a:1", "http://a:1"]}, r"engine\.endpoints must list different addresses"),
-        ({"endpoints": ["node3:8000"]}, r"engine\.endpoints must look like http://node3:8000, got 'node3:8000'"),
-        ({"endpoints": ["http://me:secret@node3:8000"]}, r"engine\.endpoints must not hold a key"),
-        ({"endpoints": ["http://a:1"], "max_in_flight": 0}, r"engine\.max_in_flight must be above 0, got 0"),
-        ({"endpoints": ["http://a:1"], "patience_seconds": 0}, r"engine\.patience_seconds must be above 0"),
-        (
-            {"endpoints": ["https://a:1"], "verify_tls": "no-such.pem"},
-            r"engine\.verify_tls: no-such\.pem holds no cert",
-        ),
-        ({"endpoints": None, "num_servers": 2, "devices": ["0"]}, r"engine\.devices must have one entry for each of 2"),
-    ],
-)
-def test_settings_that_name_no_servers_are_refused_by_their_key(
-    settings: dict[str, Any], message: str, make_pool: MakePool
-) -> None:
-    if settings["endpoints"] is None:
-        pytest.importorskip("vllm")
-    with pytest.raises(ValueError, match=message) as raised:
-        make_pool(**settings)
-    assert "secret" not in str(raised.value)
-
-
-def test_a_server_lets_others_in_only_with_a_key() -> None:
-    check_host("127.0.0.1", None)
-    check_host("localhost", None)
-    check_host("0.0.0.0", KEY)
-    for host in ("0.0.0.0", "10.1.2.3", "::", "node3"):
-        with pytest.raises(ValueError, match=rf"--host {host} lets everyone .* set VLLM_API_KEY here"):
-            check_host(host, None)
 
 
 def test_every_path_asks_for_the_key(servers: list[str], undisturbed: list[Completion]) -> None:

@@ -1,0 +1,60 @@
+"""Settings of vLLM servers that cannot be are refused before anything is asked of one."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pools import KEY
+
+from datamodules.engines.serve import check_host
+from datamodules.engines.vllm_server import VLLMServerEngine
+from datamodules.snapshots import Snapshot
+from modules.policy import Policy
+
+MakePool = Callable[..., VLLMServerEngine]
+
+
+@pytest.mark.slow
+def test_a_server_that_cannot_start_ends_the_run_with_its_last_words(
+    make_policy: Callable[..., Policy], publish: Callable[..., Snapshot], tmp_path: Path, make_pool: MakePool
+) -> None:
+    pytest.importorskip("vllm")
+    engine = make_pool(None, max_model_len=10**6)
+    with pytest.raises(RuntimeError, match=r"no server can be used: server 0: it did not start 3 times; see .*-0\.log"):
+        engine.load(publish(make_policy(), tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"endpoints": []}, r"engine\.endpoints must list different addresses"),
+        ({"endpoints": ["http://a:1", "http://a:1"]}, r"engine\.endpoints must list different addresses"),
+        ({"endpoints": ["node3:8000"]}, r"engine\.endpoints must look like http://node3:8000, got 'node3:8000'"),
+        ({"endpoints": ["http://me:secret@node3:8000"]}, r"engine\.endpoints must not hold a key"),
+        ({"endpoints": ["http://a:1"], "max_in_flight": 0}, r"engine\.max_in_flight must be above 0, got 0"),
+        ({"endpoints": ["http://a:1"], "patience_seconds": 0}, r"engine\.patience_seconds must be above 0"),
+        (
+            {"endpoints": ["https://a:1"], "verify_tls": "no-such.pem"},
+            r"engine\.verify_tls: no-such\.pem holds no cert",
+        ),
+        ({"endpoints": None, "num_servers": 2, "devices": ["0"]}, r"engine\.devices must have one entry for each of 2"),
+    ],
+)
+def test_settings_that_name_no_servers_are_refused_by_their_key(
+    settings: dict[str, Any], message: str, make_pool: MakePool
+) -> None:
+    if settings["endpoints"] is None:
+        pytest.importorskip("vllm")
+    with pytest.raises(ValueError, match=message) as raised:
+        make_pool(**settings)
+    assert "secret" not in str(raised.value)
+
+
+def test_a_server_lets_others_in_only_with_a_key() -> None:
+    check_host("127.0.0.1", None)
+    check_host("localhost", None)
+    check_host("0.0.0.0", KEY)
+    for host in ("0.0.0.0", "10.1.2.3", "::", "node3"):
+        with pytest.raises(ValueError, match=rf"--host {host} lets everyone .* set VLLM_API_KEY here"):
+            check_host(host, None)

@@ -1,0 +1,128 @@
+"""A Slurm job: the batch file as it is, with stand-ins for Slurm's own commands that start real processes."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import psutil
+import pytest
+import torch
+from omegaconf import DictConfig
+from runs import losses, small, weights
+
+from callbacks.preemption import Preemption
+from train import train
+
+ROOT = Path(__file__).parents[1]
+SmallRun = Callable[..., DictConfig]
+SRUN = """#!/bin/bash
+# Starts two tasks as srun does, and ends with the highest of their statuses.
+shift
+for task in 0 1; do
+    SLURM_PROCID=$task SLURM_LOCALID=$task "$@" &
+    tasks+=($!)
+done
+status=0
+for task in "${tasks[@]}"; do
+    wait "$task"
+    ended=$?
+    [ $ended -gt $status ] && status=$ended
+done
+exit $status
+"""
+STEP = {
+    "SLURM_JOB_ID": "4711", "SLURM_STEP_ID": "0", "SLURM_NODEID": "0", "SLURM_NTASKS": "2", "SLURM_STEP_NUM_TASKS": "2",
+    "SLURM_NNODES": "1", "SLURM_NTASKS_PER_NODE": "2", "SLURM_NODELIST": "localhost", "SLURM_JOB_NODELIST": "localhost",
+    "SLURM_JOB_NAME": "offbeat",
+}  # fmt: skip
+Submit = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def submit(tmp_path: Path) -> Iterator[Submit]:
+    """Return a function that starts the batch file in the test's directory."""
+    commands = tmp_path / "bin"
+    commands.mkdir()
+    (commands / "srun").write_text(SRUN)
+    (commands / "scontrol").write_text(f"#!/bin/bash\necho $* >> {tmp_path}/scontrol\n")
+    for command in commands.iterdir():
+        command.chmod(0o755)
+    (tmp_path / "train.py").symlink_to(ROOT / "train.py")
+    path = os.pathsep.join([str(commands), str(Path(sys.executable).parent), os.environ["PATH"]])
+    started: list[subprocess.Popen[str]] = []
+
+    def submit_(*arguments: str, restarts: int = 0) -> "subprocess.Popen[str]":
+        environment = {**os.environ, **STEP, "PATH": path, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}/tests"}
+        command = ["bash", str(ROOT / "docs" / "slurm.sbatch"), *arguments]
+        process = subprocess.Popen(
+            command, cwd=tmp_path, env={**environment, "SLURM_RESTART_COUNT": str(restarts)},
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
+        started.append(process)
+        return process
+
+    yield submit_
+    for process in started:
+        for child in psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []:
+            child.kill()
+        process.kill()
+
+
+def test_a_job_whose_time_is_up_ends_after_its_round_and_goes_on_when_it_is_queued_again(
+    submit: Submit, small_run: SmallRun, tmp_path: Path
+) -> None:
+    settings = ["rounds=3", "lag=2"]  # all rounds sample from snapshot 0, so that rounding changes no sample
+    train(small_run(*settings))
+    job = submit(*small(*settings), "trainer=ddp", "+callbacks.pause._target_=test_slurm.WaitForTheSignal")
+    run = tmp_path / "outputs" / "slurm-4711-0"
+    _wait_for(run / "in-round-0", job)
+    tasks = [p for p in psutil.Process(job.pid).children(recursive=True) if "train.py" in " ".join(p.cmdline())]
+    for task in tasks:
+        task.send_signal(signal.SIGUSR1)
+    printed, _ = job.communicate(timeout=120)
+    assert job.returncode == 75, printed
+    assert (tmp_path / "scontrol").read_text() == "requeue 4711\n"
+    assert [path.name for path in (run / "checkpoints").glob("round-*")] == ["round-000000.ckpt"]
+    assert not (run / "summary.json").exists()
+    again = submit(*small(*settings), "trainer=ddp", restarts=1)
+    printed, _ = again.communicate(timeout=120)
+    assert again.returncode == 0, printed
+    assert losses(run) == pytest.approx(losses(tmp_path / "run"), abs=1e-5)
+    torch.testing.assert_close(weights(run), weights(tmp_path / "run"), rtol=0.0, atol=1e-4)
+
+
+def test_a_job_that_ends_by_itself_is_not_queued_again(submit: Submit, tmp_path: Path) -> None:
+    job = submit(*small("rounds=1"), "trainer=ddp")
+    printed, _ = job.communicate(timeout=120)
+    assert job.returncode == 0, printed
+    assert not (tmp_path / "scontrol").exists()
+    bad = submit(*small("rounds=1"), "trainer=ddp", "lag=-1")
+    bad.communicate(timeout=120)
+    assert bad.returncode == 1
+    assert not (tmp_path / "scontrol").exists()
+
+
+class WaitForTheSignal(L.Callback):
+    """Stay in the first round until the signal has come."""
+
+    def on_train_batch_start(self, trainer: L.Trainer, *_: Any) -> None:
+        if trainer.current_epoch or os.environ["SLURM_RESTART_COUNT"] != "0":
+            return
+        (Path(trainer.default_root_dir) / "in-round-0").touch()
+        (preemption,) = (c for c in trainer.callbacks if isinstance(c, Preemption))  # type: ignore[attr-defined]
+        while not preemption._is_warned:
+            time.sleep(0.01)
+
+
+def _wait_for(path: Path, job: "subprocess.Popen[str]") -> None:
+    deadline = time.monotonic() + 120
+    while not path.exists():
+        assert job.poll() is None, job.stdout.read() if job.stdout else ""
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
