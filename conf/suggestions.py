@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
+import yaml
 
 
 def unknown_choice(override: str, conf: Path) -> str | None:
@@ -104,8 +104,9 @@ def _plain_defaults(conf: Path) -> Iterator[tuple[str, Any]]:
     for path in sorted(conf.rglob("*.yaml")):
         is_global = path.parent == conf or "@package _global_" in path.read_text()
         prefix = "" if is_global else f"{path.parent.name}."
-        for key, value in leaves(OmegaConf.to_container(OmegaConf.load(path)), prefix):
-            found.setdefault(key, []).append(value)
+        for key, value in leaves(yaml.safe_load(path.read_text()) or {}, prefix):
+            is_power = isinstance(value, str) and re.fullmatch(r"-?[\d.]+e-?\d+", value)  # text to YAML, not to Hydra
+            found.setdefault(key, []).append(float(value) if is_power else value)
     for key, values in found.items():
         if all(isinstance(value, int | float) for value in values):
             yield key, values[0]

@@ -53,7 +53,8 @@ def submit(tmp_path: Path) -> Iterator[Submit]:
     (commands / "scontrol").write_text(f"#!/bin/bash\necho $* >> {tmp_path}/scontrol\n")
     for command in commands.iterdir():
         command.chmod(0o755)
-    (tmp_path / "train.py").symlink_to(ROOT / "train.py")
+    for name in ("train.py", "conf"):
+        (tmp_path / name).symlink_to(ROOT / name)
     path = os.pathsep.join([str(commands), str(Path(sys.executable).parent), os.environ["PATH"]])
     started: list[subprocess.Popen[str]] = []
 
@@ -82,7 +83,7 @@ def test_a_job_whose_time_is_up_ends_after_its_round_and_goes_on_when_it_is_queu
     job = submit(*small(*settings), "trainer=ddp", "+callbacks.pause._target_=test_slurm.WaitForTheSignal")
     run = tmp_path / "outputs" / "slurm-4711-0"
     _wait_for(run / "in-round-0", job)
-    tasks = [p for p in psutil.Process(job.pid).children(recursive=True) if "train.py" in " ".join(p.cmdline())]
+    tasks = [p for p in psutil.Process(job.pid).children(recursive=True) if p.name().startswith("python")]
     for task in tasks:
         task.send_signal(signal.SIGUSR1)
     printed, _ = job.communicate(timeout=120)
