@@ -32,6 +32,7 @@ def train(cfg: DictConfig) -> float:
     callbacks = [instantiate(node) for node in cfg.callbacks.values()]
     loggers = [instantiate(node) for node in cfg.logger.values()]
     trainer = instantiate(cfg.trainer, callbacks=callbacks, logger=loggers)
+    trainer._signal_connector.register_signal_handlers = lambda: None  # on SIGTERM it enters a collective, and hangs
     ranks.check(trainer.world_size)
     log.info("training in %d process%s", trainer.world_size, "es" * (trainer.world_size > 1))
     data = instantiate(cfg.datamodule)

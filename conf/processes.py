@@ -16,7 +16,7 @@ from datamodules.atomic import atomic_file
 
 TRAIN = Path(__file__).parents[1] / "train.py"
 RESULT = "OFFBEAT_RESULT"  # names a file that train.py leaves its result in
-SECONDS_TO_END = 30.0  # for processes that were asked to; then they are killed
+SECONDS_TO_END = 60.0  # for torchrun, which itself kills what does not end in 30
 PR_SET_PDEATHSIG = 1
 
 

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -51,8 +52,15 @@ def join() -> None:
 
 @contextmanager
 def joined() -> Iterator[None]:
-    """Join, and part in good order if all ranks end without error or with the status that they agreed on."""
+    """Join, and part in good order if all ranks end without error or with the status that they agreed on.
+
+    A rank other than 0 has nothing to put away, so a signal ends it at once: Python's own handlers would wait for a
+    collective to end, which may never do.
+    """
     join()
+    if rank():
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_DFL)
     try:
         yield
     except SystemExit as end:
