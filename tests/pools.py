@@ -1,8 +1,11 @@
 """What every test of a pool of vLLM servers draws, and with which key."""
 
+import time
+
 import pytest
 
 from datamodules.engines.vllm_server import VLLMServerEngine
+from datamodules.snapshots import Snapshot
 from datamodules.types import Completion, Sampling
 
 KEY = "a-key-that-nobody-should-see"
@@ -19,3 +22,13 @@ def assert_same(actual: list[Completion], expected: list[Completion]) -> None:
     assert [c.finish_reason for c in actual] == [c.finish_reason for c in expected]
     for a, b in zip(actual, expected, strict=True):
         assert a.logprobs == pytest.approx(b.logprobs, abs=1e-5)
+
+
+def load_all(engine: VLLMServerEngine, snapshot: Snapshot) -> None:
+    """Load a snapshot, and wait for the servers that a round would not wait for."""
+    engine.load(snapshot)
+    assert engine._pool is not None
+    deadline = time.monotonic() + 60
+    while any(member.holds != snapshot for member in engine._pool.members):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

@@ -37,7 +37,8 @@ class VLLMServerEngine:
     Args:
         endpoints: addresses of servers that run already; null starts servers on this machine.
         num_servers: how many to start.
-        devices: what each started one may use, a list of "0,1" (GPUs, or CPU cores where there are none); null: all.
+        devices: what each started one may use, a list of "0,1" (GPUs, or CPU cores where there are none); null: all,
+            for a single server.
         api_key_variable: environment variable with the key that the servers ask for.
         verify_tls: true checks certificates of https endpoints against the system's authorities; or a file with others.
         max_in_flight: requests that one server has at a time.
@@ -80,8 +81,7 @@ class VLLMServerEngine:
             check_endpoints(endpoints)
         else:
             check_installed()
-            if devices is not None and len(devices) != num_servers:
-                raise ValueError(f"engine.devices must have one entry for each of {num_servers} servers, got {devices}")
+            _check_devices(devices, num_servers)
         self.window = max_model_len
         self.canary_tolerance = canary_tolerance
         self._endpoints = None if endpoints is None else list(endpoints)
@@ -240,6 +240,15 @@ class VLLMServerEngine:
         self._pool = self._session = None
         self._servers.clear()
         self._processes.clear()
+
+
+def _check_devices(devices: Sequence[str] | None, num_servers: int) -> None:
+    is_shared = devices is None and num_servers > 1  # each would take all of them
+    if is_shared or (devices is not None and len(devices) != num_servers):
+        raise ValueError(
+            f"engine.devices must have one entry for each of {num_servers} servers, such as "
+            f"{[str(i) for i in range(num_servers)]}, got {devices}"
+        )
 
 
 def _check_positive(**values: float) -> None:

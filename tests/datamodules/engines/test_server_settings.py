@@ -38,6 +38,7 @@ def test_a_server_that_cannot_start_ends_the_run_with_its_last_words(
             {"endpoints": ["https://a:1"], "verify_tls": "no-such.pem"},
             r"engine\.verify_tls: no-such\.pem holds no cert",
         ),
+        ({"endpoints": None, "num_servers": 2}, r"engine\.devices must have one entry for each of 2 .* got None"),
         ({"endpoints": None, "num_servers": 2, "devices": ["0"]}, r"engine\.devices must have one entry for each of 2"),
     ],
 )

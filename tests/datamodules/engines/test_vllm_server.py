@@ -13,7 +13,7 @@ import psutil
 import pytest
 from aiohttp import web
 from faulty_proxy import FAULTS, FaultyProxy, answer_slowly, wait_long
-from pools import KEY, PROMPTS, assert_same, draw
+from pools import KEY, PROMPTS, assert_same, draw, load_all
 
 from datamodules.canary import CanaryError
 from datamodules.engines.engine import EngineDied
@@ -40,7 +40,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory, snapshots: list[Snapshot])
     pytest.importorskip("vllm")
     logs = tmp_path_factory.mktemp("servers")
     words = ["--dtype", "float32", "--kv-cache-memory-bytes", str(2**26), "--enforce-eager"]
-    processes = [ServerProcess(words, None, KEY, logs / f"{i}.log") for i in range(2)]
+    processes = [ServerProcess(words, str(i), KEY, logs / f"{i}.log") for i in range(2)]  # a core for each
     urls = [process.start(snapshots[0].path, has_gpus=False) for process in processes]
     for url in urls:
         wait_until_up(url)
@@ -79,7 +79,7 @@ def test_two_servers_share_a_round_and_give_what_one_gives(
     proxies = [FaultyProxy(url, lambda *_: None) for url in servers]
     engine = make_pool([proxy.url for proxy in proxies])
     for snapshot in (snapshots[0], snapshots[1]):
-        engine.load(snapshot)
+        load_all(engine, snapshot)
         assert engine.score(snapshot.probe) == pytest.approx(snapshot.probe_logprobs, abs=1e-4)
     assert_same(draw(engine), undisturbed)
     assert [proxy.asked % 4 for proxy in proxies] == [0, 0]  # siblings stay together
@@ -100,7 +100,7 @@ def test_what_a_server_fails_to_do_another_does_with_the_same_result(
     fault, message = FAULTS[kind]
     proxy = FaultyProxy(servers[1], fault, spared=0)
     engine = make_pool([servers[0], proxy.url])
-    engine.load(snapshots[1])
+    load_all(engine, snapshots[1])
     assert_same(draw(engine), undisturbed)
     assert proxy.spoiled
     proxy.close()
@@ -118,7 +118,7 @@ def test_a_server_that_hangs_or_is_slow_does_not_hold_up_the_round(
 ) -> None:
     proxy = FaultyProxy(servers[1], fault)
     engine = make_pool([servers[0], proxy.url])
-    engine.load(snapshots[1])
+    load_all(engine, snapshots[1])
     start = time.monotonic()
     assert_same(draw(engine), undisturbed)
     assert time.monotonic() - start < 20
