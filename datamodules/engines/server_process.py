@@ -92,6 +92,20 @@ class ServerProcess:
         return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
 
+def check_devices(devices: Sequence[str] | None, num_servers: int) -> None:
+    """Refuse servers that would share devices unasked.
+
+    Raises:
+        ValueError: with an example.
+    """
+    is_shared = devices is None and num_servers > 1  # each would take all of them
+    if is_shared or (devices is not None and len(devices) != num_servers):
+        raise ValueError(
+            f"engine.devices must have one entry for each of {num_servers} servers, such as "
+            f"{[str(i) for i in range(num_servers)]}, got {devices}"
+        )
+
+
 def _kill_group(process: subprocess.Popen[bytes]) -> None:
     with suppress(ProcessLookupError):  # all of them have ended
         os.killpg(process.pid, signal.SIGKILL)

@@ -20,7 +20,7 @@ from datamodules.engines.server import Server, ServerFault, ServerLost
 from datamodules.engines.server_addresses import check_endpoints, trust
 from datamodules.engines.server_member import Member
 from datamodules.engines.server_pool import ServerPool
-from datamodules.engines.server_process import ServerProcess
+from datamodules.engines.server_process import ServerProcess, check_devices
 from datamodules.engines.vllm_arguments import check_installed, vllm_arguments
 from datamodules.snapshots import Snapshot
 from datamodules.types import Completion, Probe, Sampling
@@ -81,7 +81,7 @@ class VLLMServerEngine:
             check_endpoints(endpoints)
         else:
             check_installed()
-            _check_devices(devices, num_servers)
+            check_devices(devices, num_servers)
         self.window = max_model_len
         self.canary_tolerance = canary_tolerance
         self._endpoints = None if endpoints is None else list(endpoints)
@@ -240,15 +240,6 @@ class VLLMServerEngine:
         self._pool = self._session = None
         self._servers.clear()
         self._processes.clear()
-
-
-def _check_devices(devices: Sequence[str] | None, num_servers: int) -> None:
-    is_shared = devices is None and num_servers > 1  # each would take all of them
-    if is_shared or (devices is not None and len(devices) != num_servers):
-        raise ValueError(
-            f"engine.devices must have one entry for each of {num_servers} servers, such as "
-            f"{[str(i) for i in range(num_servers)]}, got {devices}"
-        )
 
 
 def _check_positive(**values: float) -> None:
