@@ -24,7 +24,7 @@ def program(*arguments: str) -> list[str]:
     return [sys.executable, str(ROOT / "train.py"), *arguments]
 
 
-@pytest.mark.parametrize("launcher", ["basic", "submitit_local"])
+@pytest.mark.parametrize("launcher", ["basic", pytest.param("submitit_local", marks=pytest.mark.slow)])
 def test_a_sweep_trains_each_job_in_several_processes(launcher: str, small_run: SmallRun, tmp_path: Path) -> None:
     if launcher != "basic":
         pytest.importorskip("hydra_plugins.hydra_submitit_launcher")

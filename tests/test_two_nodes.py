@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -161,7 +160,7 @@ def test_a_node_that_is_gone_ends_the_run_within_seconds_and_it_goes_on_from_its
     run = tmp_path / "run"
     tasks = nodes.train(settings(model, tmp_path))
     wait_for(run / "checkpoints" / "round-000000.ckpt", nodes, tasks)
-    os.killpg(tasks[1].pid, signal.SIGKILL)
+    kill(tasks[1])
     assert tasks[0].wait(60) != 0
     assert "Connection closed by peer" in nodes.printed()
     assert not (run / "summary.json").exists()
