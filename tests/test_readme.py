@@ -1,6 +1,7 @@
 """Every command of the README runs as written, on a tiny task."""
 
 import math
+import os
 import re
 import shlex
 import subprocess
@@ -20,12 +21,13 @@ BLOCKS = re.findall(r"```bash\n(.*?)```", (ROOT / "README.md").read_text(), flag
 COMMANDS = [line.split("  #")[0].strip() for block in BLOCKS for line in block.splitlines() if line.strip()]
 RANKS = [c for c in COMMANDS if c.startswith("torchrun ")]
 TRAIN = [c for c in COMMANDS if "train.py" in c and c not in RANKS]
+EXPORT = [c for c in COMMANDS if c.startswith("python -m callbacks.export ")]
 MAKE = [c for c in COMMANDS if c.startswith("make ")]
 
 
 def test_every_command_is_one_that_this_file_runs() -> None:
     others = ["source .venv/bin/activate"]
-    assert [c for c in COMMANDS if c not in TRAIN + RANKS + MAKE + others] == []
+    assert [c for c in COMMANDS if c not in TRAIN + RANKS + MAKE + EXPORT + others] == []
 
 
 @pytest.mark.parametrize("command", MAKE)
@@ -63,6 +65,14 @@ def test_each_command_for_several_processes_runs(command: str, tmp_path: Path, m
     ]
     torchrun(2, *arguments, *_small(model, arguments), "rounds=1", f"hydra.run.dir={tmp_path / 'run'}")
     assert (tmp_path / "run" / "summary.json").is_file()
+
+
+@pytest.mark.parametrize("command", EXPORT)
+def test_the_export_command_runs(command: str, tmp_path: Path, model: Path, run: Callable[..., None]) -> None:
+    run(["experiment=quickstart", "hydra.run.dir=outputs/DATE/TIME", *_small(model, []), "rounds=1"], {})
+    words = [sys.executable, *shlex.split(command)[1:]]
+    subprocess.run(words, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True)
+    assert (tmp_path / "exported" / "model.safetensors").is_file()
 
 
 def _earlier(arguments: list[str]) -> list[str]:
