@@ -4,6 +4,7 @@ import logging
 import os
 import signal
 import sys
+import warnings
 from functools import partial
 from pathlib import Path
 
@@ -23,6 +24,8 @@ from conf.suggestions import check_choices, check_keys, check_values
 from datamodules import ranks
 
 log = logging.getLogger("train")
+# Said of what is meant to be: a resumed directory, a value that all ranks have, a type that Lightning itself asks for.
+warnings.filterwarnings("ignore", "Checkpoint directory .* not empty|.*sync_dist=True|.*LeafSpec")
 CONF = Path(__file__).parent / "conf"
 ALL_THREADS = torch.get_num_threads()
 
