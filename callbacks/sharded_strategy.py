@@ -7,7 +7,14 @@ from typing import Any
 
 import torch
 from lightning.pytorch.strategies import ModelParallelStrategy
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+    register_fsdp_forward_method,
+)
 
 from datamodules.ranks import from_main
 from datamodules.shared_directory import shared_directory
@@ -24,10 +31,14 @@ class ShardedStrategy(ModelParallelStrategy):
         param_dtype: "float32", or "bfloat16" to compute in it while the shards stay float32.
         reduce_every_micro_batch: reduce gradients after each backward pass; false once a step, which communicates less
             and keeps whole gradients on each rank meanwhile.
+        cpu_offload: keep shards and optimizer state in the memory of the CPU, which steps; only what a layer needs
+            is on the GPU, while it computes.
         save_distributed_checkpoint: each rank writes its shards; false gathers everything in one file.
     """
 
-    def __init__(self, param_dtype: str, reduce_every_micro_batch: bool, save_distributed_checkpoint: bool) -> None:
+    def __init__(
+        self, param_dtype: str, reduce_every_micro_batch: bool, cpu_offload: bool, save_distributed_checkpoint: bool
+    ) -> None:
         if param_dtype not in ("float32", "bfloat16"):
             raise ValueError(f"trainer.strategy.param_dtype must be float32 or bfloat16, got {param_dtype!r}")
         super().__init__(tensor_parallel_size=1, save_distributed_checkpoint=save_distributed_checkpoint)
@@ -35,6 +46,7 @@ class ShardedStrategy(ModelParallelStrategy):
             param_dtype=None if param_dtype == "float32" else torch.bfloat16, reduce_dtype=torch.float32
         )
         self.reduce_every_micro_batch = reduce_every_micro_batch
+        self._offload = CPUOffloadPolicy() if cpu_offload else OffloadPolicy()
 
     def setup_environment(self) -> None:
         """Give each rank a shard."""
@@ -51,6 +63,7 @@ class ShardedStrategy(ModelParallelStrategy):
             "mesh": self.device_mesh["data_parallel"],
             "reshard_after_forward": True,
             "mp_policy": self._mixed_precision,
+            "offload_policy": self._offload,
         }
         for layer in decoder_layers(policy.model):
             fully_shard(layer, **options)

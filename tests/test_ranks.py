@@ -18,6 +18,7 @@ from runs import losses, sampled, small, torchrun, weights
 from datamodules.clock import Clock
 from datamodules.store import RolloutStore
 from datamodules.types import Rollout
+from modules.policy import Policy
 from train import train
 
 SmallRun = Callable[..., DictConfig]
@@ -99,6 +100,34 @@ def test_a_run_goes_on_with_another_number_of_processes(
     torchrun(before, *ranked, "+callbacks.stop._target_=test_ranks.EndAfterThreeRounds")
     assert not (tmp_path / "run" / "summary.json").is_file()
     torchrun(after, *ranked, "resume=true")
+    assert losses(tmp_path / "run") == pytest.approx(losses(tmp_path / "whole"), abs=1e-5)
+    torch.testing.assert_close(weights(tmp_path / "run"), weights(tmp_path / "whole"), rtol=0.0, atol=1e-4)
+
+
+WHOLE = "trainer.strategy.save_distributed_checkpoint=false"
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (["trainer=ddp"], ["trainer=fsdp", "trainer.strategy.cpu_offload=true"]),
+        (["trainer=fsdp", WHOLE], ["trainer=ddp"]),
+        (["trainer=fsdp", WHOLE, "optimizer=adafactor", "policy.gradient_checkpointing=true", "policy=hf"],
+         ["trainer=fsdp", WHOLE, "optimizer=adafactor", "policy.gradient_checkpointing=true", "policy=hf"]),
+    ],
+    ids=["ddp to fsdp", "fsdp to ddp", "adafactor"],
+)  # fmt: skip
+def test_a_whole_checkpoint_goes_on_under_another_strategy(
+    before: list[str], after: list[str], recording: Path, small_run: SmallRun, make_policy: Callable[..., Policy],
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    make_policy().save_pretrained(tmp_path / "model")
+    common = [*offline(recording), *([f"policy.path={tmp_path}/model"] if "policy=hf" in before else [])]
+    alone = [word for word in before if not word.startswith("trainer")]
+    train(small_run(*alone, *common, directory=tmp_path / "whole"))
+    run = f"hydra.run.dir={tmp_path}/run"
+    torchrun(2, *small(*before, *common), run, "+callbacks.stop._target_=test_ranks.EndAfterThreeRounds")
+    torchrun(2, *small(*after, *common), run, "resume=true")
     assert losses(tmp_path / "run") == pytest.approx(losses(tmp_path / "whole"), abs=1e-5)
     torch.testing.assert_close(weights(tmp_path / "run"), weights(tmp_path / "whole"), rtol=0.0, atol=1e-4)
 
