@@ -92,14 +92,14 @@ def starting_point(ckpt_path: str | None, resume: bool, directory: Path, *, agai
     """
     if again and (ckpt_path is None or any((directory / "checkpoints").glob("round-*.ckpt"))):
         ckpt_path, resume = None, True
+    if resume and ckpt_path is not None:
+        raise ValueError("resume=true takes the newest checkpoint of directory; leave out ckpt_path")
     if resume and not again and not any((directory / name).exists() for name in (CONFIG, "checkpoints", "rollouts")):
         raise ValueError(
             f"resume=true: {directory} holds no run; correct hydra.run.dir, or leave out resume to start one"
         )
     if ckpt_path is None:
         return Start(_newest_checkpoint(directory), directory / CONFIG) if resume else Start(None, None)
-    if resume:
-        raise ValueError("resume=true takes the newest checkpoint of directory; leave out ckpt_path")
     path = Path(ckpt_path).resolve()
     if not path.exists():
         raise ValueError(f"ckpt_path: {ckpt_path} is not there")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import psutil
 import torch
 from safetensors.torch import load_file
 
@@ -56,6 +57,14 @@ def torchrun(
     if check and done.returncode:
         raise RuntimeError(done.stdout[-6000:])
     return done.stdout
+
+
+def command_line(process: psutil.Process) -> str:
+    """Return how a process was started, nothing for one that has ended."""
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
 
 
 def sampled(directory: Path) -> list[Any]:

@@ -160,8 +160,9 @@ def test_twenty_kills_at_random_moments_cost_no_bit(undisturbed: Path, small_run
     statuses = [in_child(lambda: killed(generator.uniform(0.05, 1.5))) for _ in range(20)]
     ended = (tmp_path / "run" / "summary.json").is_file()
     assert set(statuses) <= ({-signal.SIGKILL, 0, 1} if ended else {-signal.SIGKILL})  # 1: it refuses to start again
-    if not (tmp_path / "run" / "summary.json").is_file():
-        train(small_run(*SETTINGS, "resume=true"))
+    if not ended:
+        is_begun = (tmp_path / "run" / "config.yaml").is_file()
+        train(small_run(*SETTINGS, f"resume={is_begun}"))
     assert_same_run(tmp_path / "run", undisturbed)
 
 

@@ -17,6 +17,7 @@ from omegaconf import DictConfig
 from runs import losses, small, weights
 
 from callbacks.preemption import Preemption
+from datamodules.ranks import is_of_ranks
 from train import train
 
 ROOT = Path(__file__).parents[1]
@@ -59,7 +60,8 @@ def submit(tmp_path: Path) -> Iterator[Submit]:
     started: list[subprocess.Popen[str]] = []
 
     def submit_(*arguments: str, restarts: int = 0) -> "subprocess.Popen[str]":
-        environment = {**os.environ, **STEP, "PATH": path, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}/tests"}
+        around = {name: value for name, value in os.environ.items() if not is_of_ranks(name)}
+        environment = {**around, **STEP, "PATH": path, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}/tests"}
         command = ["bash", str(ROOT / "docs" / "slurm.sbatch"), *arguments]
         process = subprocess.Popen(
             command, cwd=tmp_path, env={**environment, "SLURM_RESTART_COUNT": str(restarts)},

@@ -8,6 +8,7 @@ from typing import Any
 
 import psutil
 import pytest
+from runs import command_line
 
 from datamodules.clock import Clock
 from datamodules.codec import Codec
@@ -50,7 +51,7 @@ def draw(sampler: Sampler) -> list[Rollout]:
 
 def kill_processes() -> None:
     for child in psutil.Process().children(recursive=True):
-        if not any("resource_tracker" in word for word in child.cmdline()):
+        if "resource_tracker" not in command_line(child):
             child.kill()
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import psutil
 import pytest
+from runs import command_line
 
 from datamodules.canary import check_canary
 from datamodules.engines.engine import Engine
@@ -40,7 +41,7 @@ if __name__ == "__main__":
 def engine_processes(parent: psutil.Process) -> list[psutil.Process]:
     """Return the descendants that are the engine's, not Python's own tracker of shared resources."""
     descendants = [p for p in parent.children(recursive=True) if p.status() != psutil.STATUS_ZOMBIE]
-    return [p for p in descendants if not any("resource_tracker" in word for word in p.cmdline())]
+    return [p for p in descendants if "resource_tracker" not in command_line(p)]
 
 
 def wait_until_gone(processes: list[psutil.Process], seconds: float) -> list[psutil.Process]:

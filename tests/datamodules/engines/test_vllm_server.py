@@ -14,6 +14,7 @@ import pytest
 from aiohttp import web
 from faulty_proxy import FAULTS, FaultyProxy, answer_slowly, wait_long
 from pools import KEY, PROMPTS, assert_same, draw, load_all
+from runs import command_line
 
 from datamodules.canary import CanaryError
 from datamodules.engines.engine import EngineDied
@@ -174,7 +175,7 @@ def test_nobody_there_and_a_wrong_key_are_told_apart(
 
 
 def groups_of(parent: psutil.Process) -> list[psutil.Process]:
-    return [p for p in parent.children() if any("engines.serve" in word for word in p.cmdline())]
+    return [p for p in parent.children() if "engines.serve" in command_line(p)]
 
 
 @pytest.mark.parametrize("end", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow)])
