@@ -41,6 +41,8 @@ class ShardedStrategy(ModelParallelStrategy):
     ) -> None:
         if param_dtype not in ("float32", "bfloat16"):
             raise ValueError(f"trainer.strategy.param_dtype must be float32 or bfloat16, got {param_dtype!r}")
+        if cpu_offload and not torch.cuda.is_available():
+            raise ValueError("trainer.strategy.cpu_offload is for GPUs, and there is none; set it to false")
         super().__init__(tensor_parallel_size=1, save_distributed_checkpoint=save_distributed_checkpoint)
         self._mixed_precision = MixedPrecisionPolicy(
             param_dtype=None if param_dtype == "float32" else torch.bfloat16, reduce_dtype=torch.float32

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.optim import Optimizer
+from torch.optim import Adafactor, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torchmetrics import MaxMetric, MeanMetric
 
@@ -98,8 +98,14 @@ class PolicyModule(L.LightningModule):
         return hasattr(self.trainer.strategy, "shard")
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
-        """Build the optimizer, and the schedule over all optimizer steps that the config asks for."""
+        """Build the optimizer, and the schedule over all optimizer steps that the config asks for.
+
+        Raises:
+            ValueError: the optimizer cannot work on shards.
+        """
         optimizer = self.make_optimizer([p for p in self.policy.parameters() if p.requires_grad])
+        if self._shards and isinstance(optimizer, Adafactor):
+            raise ValueError("optimizer=adafactor cannot step on the shards of trainer=fsdp; use adamw, or trainer=ddp")
         rounds = self.trainer.max_epochs or 0
         steps = self.trainer.datamodule.num_steps(rounds)  # type: ignore[attr-defined]
         return [optimizer], [self.make_scheduler(optimizer=optimizer, num_training_steps=steps)]

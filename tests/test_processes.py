@@ -69,7 +69,9 @@ def test_nodes_meet_where_slurm_says_and_other_nodes_than_asked_for_are_refused(
     with pytest.MonkeyPatch.context() as patch:
         for name, value in step.items():
             patch.setenv(name, value)
-        patch.delenv("MASTER_PORT", raising=False)
+        for name in ("MASTER_ADDR", "MASTER_PORT"):  # Lightning sets them
+            patch.setenv(name, "")
+            patch.delenv(name)
         found = _meeting(2, step)
     assert found[:3] == ["--nnodes=2", "--node-rank=1", "--master-addr=gpu07"]
     assert _meeting(1, {}) == ["--standalone"]

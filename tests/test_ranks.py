@@ -4,6 +4,7 @@ import logging
 import math
 import os
 import random
+import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -104,18 +105,18 @@ def test_a_run_goes_on_with_another_number_of_processes(
     torch.testing.assert_close(weights(tmp_path / "run"), weights(tmp_path / "whole"), rtol=0.0, atol=1e-4)
 
 
+CHECKPOINTING = ["policy=hf", "policy.gradient_checkpointing=true"]
 WHOLE = "trainer.strategy.save_distributed_checkpoint=false"
 
 
 @pytest.mark.parametrize(
     ("before", "after"),
     [
-        (["trainer=ddp"], ["trainer=fsdp", "trainer.strategy.cpu_offload=true"]),
+        (["trainer=ddp"], ["trainer=fsdp"]),
         (["trainer=fsdp", WHOLE], ["trainer=ddp"]),
-        (["trainer=fsdp", WHOLE, "optimizer=adafactor", "policy.gradient_checkpointing=true", "policy=hf"],
-         ["trainer=fsdp", WHOLE, "optimizer=adafactor", "policy.gradient_checkpointing=true", "policy=hf"]),
+        (["trainer=fsdp", *CHECKPOINTING], ["trainer=fsdp", *CHECKPOINTING]),
     ],
-    ids=["ddp to fsdp", "fsdp to ddp", "adafactor"],
+    ids=["ddp to fsdp", "fsdp to ddp", "gradient checkpointing"],
 )  # fmt: skip
 def test_a_whole_checkpoint_goes_on_under_another_strategy(
     before: list[str], after: list[str], recording: Path, small_run: SmallRun, make_policy: Callable[..., Policy],
@@ -204,3 +205,20 @@ def test_a_sharded_checkpoint_is_refused_where_it_cannot_be_read(
     torchrun(2, *small(*offline(recording)), "rounds=1", "trainer=fsdp", f"hydra.run.dir={tmp_path}/run")
     with pytest.raises(ValueError, match=r"round-000000\.ckpt is a sharded checkpoint, which only trainer=fsdp reads"):
         train(small_run(*offline(recording), "rounds=2", "resume=true"))
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("optimizer=adafactor", "optimizer=adafactor cannot step on the shards of trainer=fsdp"),
+        ("trainer.strategy.param_dtype=float16", r"trainer\.strategy\.param_dtype must be float32 or bfloat16"),
+        ("trainer.strategy.cpu_offload=true", r"trainer\.strategy\.cpu_offload is for GPUs"),
+    ],
+)
+def test_what_shards_cannot_do_is_refused(setting: str, message: str, recording: Path, tmp_path: Path) -> None:
+    if "offload" in setting and torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    printed = torchrun(
+        1, *small(*offline(recording)), "trainer=fsdp", setting, f"hydra.run.dir={tmp_path}", check=False
+    )
+    assert re.search(message, printed)
