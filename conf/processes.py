@@ -1,6 +1,5 @@
 """Run one experiment in processes of its own: several for a job of Hydra's, or one apart from the ranks of a run."""
 
-import ctypes
 import os
 import signal
 import subprocess
@@ -13,11 +12,11 @@ import yaml
 
 from datamodules import ranks
 from datamodules.atomic import atomic_file
+from datamodules.engines.end_with_parent import terminate_with_parent
 
 TRAIN = Path(__file__).parents[1] / "train.py"
 RESULT = "OFFBEAT_RESULT"  # names a file that train.py leaves its result in
 SECONDS_TO_END = 60.0  # for torchrun, which itself kills what does not end in 30
-PR_SET_PDEATHSIG = 1
 
 
 def is_for_several(trainer: Any) -> bool:
@@ -107,7 +106,7 @@ def _hydra(directory: Path) -> dict[str, object]:
 
 def _end_with_me() -> None:
     """End with the job that started it; what a cluster tells the job's processes must not end torchrun itself."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    terminate_with_parent()
     for number in (signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
 

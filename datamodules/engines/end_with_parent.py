@@ -12,6 +12,11 @@ import threading
 PR_SET_PDEATHSIG = 1
 
 
+def terminate_with_parent() -> None:
+    """Ask Linux to send this process SIGTERM when its parent ends."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
 def end_with_parent() -> None:
     """Ask Linux to terminate this process when its parent ends; does nothing in the driver itself.
 
@@ -19,6 +24,6 @@ def end_with_parent() -> None:
     """
     if multiprocessing.parent_process() is None:
         return
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    terminate_with_parent()
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -5,13 +5,11 @@ then asks for a key, which stands in the environment variable VLLM_API_KEY.
 """
 
 import asyncio
-import ctypes
 import ipaddress
 import os
-import signal
 import sys
 
-from datamodules.engines.end_with_parent import PR_SET_PDEATHSIG
+from datamodules.engines.end_with_parent import terminate_with_parent
 from datamodules.engines.vllm_arguments import QUIET, vllm_arguments
 from datamodules.engines.vllm_front import KEY
 
@@ -47,7 +45,7 @@ def check_host(host: str, key: str | None) -> None:
 def main(words: list[str]) -> None:
     """Serve until terminated."""
     if os.environ.pop(ENDS_WITH_PARENT, ""):
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        terminate_with_parent()
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
     from vllm.entrypoints.launchers.api_server.entry import run_server
