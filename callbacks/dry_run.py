@@ -7,7 +7,6 @@ from rich.console import Console
 from rich.table import Table
 
 ACCURACIES = (0.1, 0.25, 0.5, 0.75, 0.9)
-BYTES_PER_PARAMETER = 16  # float32 weight, gradient and AdamW's two moments
 
 
 def informative_share(accuracy: float, group_size: int) -> float:
@@ -62,7 +61,8 @@ def schedule(data: Any, cfg: Any, make_policy: Callable[[], Any]) -> Iterator[tu
     if data.group_size > 1:
         shares = (f"{informative_share(p, data.group_size):.0%} at accuracy {p:g}" for p in ACCURACIES)
         yield "groups whose rewards differ", ", ".join(shares)
-    yield from _sizes(data, samples * rounds, _num_parameters(make_policy))
+    has_adapters = (cfg.policy.get("lora") or {}).get("sync") == "adapter"
+    yield from _sizes(data, samples * rounds, _num_parameters(make_policy), has_adapters)
 
 
 def _syncs(data: Any, cfg: Any, rounds: int) -> Iterator[tuple[str, str]]:
@@ -73,27 +73,32 @@ def _syncs(data: Any, cfg: Any, rounds: int) -> Iterator[tuple[str, str]]:
     yield "syncs", f"{published} snapshots published, {sampled} sampled from, {measured} measured on held-out prompts"
 
 
-def _sizes(data: Any, samples: int, parameters: int | None) -> Iterator[tuple[str, str]]:
+def _sizes(
+    data: Any, samples: int, parameters: tuple[int, int] | None, has_adapters: bool
+) -> Iterator[tuple[str, str]]:
     tokens = samples * data.sampling.max_tokens
     rollouts = f"rollouts at most {tokens * 16 / 2**20:.0f} MiB before compression"
     if parameters is None:
         yield "disk", f"{rollouts}; snapshots: known once the policy is there"
         return
-    size = parameters * 4 / 2**20
+    size, trained = (4 * number / 2**20 for number in parameters)
     yield (
         "memory",
         (
-            f"{parameters * BYTES_PER_PARAMETER / 2**20:.0f} MiB for weights, gradients and AdamW in float32, "
+            f"{size + 3 * trained:.0f} MiB for weights, gradients and AdamW in float32, "
             f"{size:.0f} MiB more for the engine's copy; activations come on top"
         ),
     )
     kept = 2 * data.lag + 3  # of the newest checkpoint and of the best
-    yield "disk", f"{kept} snapshots of {size:.0f} MiB, 2 checkpoints of {3 * size:.0f} MiB, {rollouts}"
+    snapshots = f"{kept} snapshots of {trained if has_adapters else size:.0f} MiB"
+    snapshots += f", their base of {size:.0f} MiB" if has_adapters else ""
+    yield "disk", f"{snapshots}, 2 checkpoints of {size + 2 * trained:.0f} MiB, {rollouts}"
 
 
-def _num_parameters(make_policy: Callable[[], Any]) -> int | None:
-    """Return the policy's parameters, or None while its directory is not there."""
+def _num_parameters(make_policy: Callable[[], Any]) -> tuple[int, int] | None:
+    """Return the policy's parameters and how many of them train, or None while its directory is not there."""
     try:
-        return sum(p.numel() for p in make_policy().parameters())
+        parameters = list(make_policy().parameters())
     except Exception:  # whatever loading raises (a warm start not made yet, no hub): it only leaves the size open
         return None
+    return sum(p.numel() for p in parameters), sum(p.numel() for p in parameters if p.requires_grad)

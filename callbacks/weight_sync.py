@@ -22,11 +22,17 @@ class WeightSync(Callback):
     """
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Check that a checkpoint's name tells its round, so that its snapshots are kept.
+        """Check that a checkpoint's name tells its round, so that its snapshots are kept, and who is to load them.
 
         Raises:
-            ValueError: a name does not.
+            ValueError: a name does not, or the engine does not load adapters alone.
         """
+        engine: Any = trainer.datamodule.engine  # type: ignore[attr-defined]
+        if pl_module.policy.syncs_adapter and not engine.loads_adapters:  # type: ignore[union-attr,operator]
+            raise ValueError(
+                f"policy.lora.sync=adapter: engine {engine.name} loads whole models only; take policy.lora.sync=merged "
+                "or engine=vllm"
+            )
         for callback in trainer.checkpoint_callbacks:
             name = getattr(callback, "filename", None)
             if name is not None and not name.endswith("{epoch:06d}"):
@@ -59,12 +65,15 @@ class WeightSync(Callback):
         policy: Any = trainer.lightning_module.policy
         with data.clock.measure("sync"):
             probe = data.probe
+            if policy.syncs_adapter:
+                data.snapshots.publish_base(policy.save_base)
             data.snapshots.publish(
                 version,
                 step=trainer.global_step,
                 probe=probe,
                 probe_logprobs=policy.probe_logprobs(probe),
-                write=policy.save_pretrained,
+                write=policy.save_snapshot,
+                adapter_rank=policy.lora.rank if policy.syncs_adapter else 0,
             )
 
     @staticmethod

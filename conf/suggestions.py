@@ -103,7 +103,7 @@ def _plain_defaults(conf: Path) -> Iterator[tuple[str, Any]]:
     found: dict[str, list[Any]] = {}
     for path in sorted(conf.rglob("*.yaml")):
         is_global = path.parent == conf or "@package _global_" in path.read_text()
-        prefix = "" if is_global else f"{path.parent.name}."
+        prefix = "" if is_global else "".join(f"{part}." for part in path.parent.relative_to(conf).parts)
         for key, value in leaves(yaml.safe_load(path.read_text()) or {}, prefix):
             is_power = isinstance(value, str) and re.fullmatch(r"-?[\d.]+e-?\d+", value)  # text to YAML, not to Hydra
             found.setdefault(key, []).append(float(value) if is_power else value)

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from datamodules.atomic import PREFIX, atomic_directory
-from datamodules.ranks import rank
+from datamodules.ranks import from_main, rank
 from datamodules.shared_directory import shared_directory
 from datamodules.types import Probe
 
@@ -18,13 +18,15 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A published version of the policy: a Hugging Face model directory plus what proves a load of it."""
+    """A published version of the policy: a Hugging Face model, or an adapter of one, plus what proves a load of it."""
 
     version: int  # rounds of training that these weights have seen
     step: int  # optimizer steps that these weights have seen
     path: Path
     probe: Probe
     probe_logprobs: tuple[float, ...]  # the trainer's, one for each probe position
+    base: Path | None = None  # the model that an adapter belongs to
+    adapter_rank: int = 0  # 0 for a whole model
 
 
 def lagged_version(round_: int, lag: int) -> int:
@@ -36,6 +38,7 @@ class SnapshotStore:
     """Keeps the snapshots of one run in numbered directories on a file system that every engine sees."""
 
     MANIFEST = "snapshot.json"
+    BASE = "base"
 
     def __init__(self, directory: Path | str) -> None:
         self.directory = Path(directory).absolute()
@@ -56,6 +59,7 @@ class SnapshotStore:
         probe: Probe,
         probe_logprobs: tuple[float, ...],
         write: Callable[[Path], None],
+        adapter_rank: int = 0,
     ) -> Snapshot:
         """Write a version and make it visible in one rename; a version of that number is replaced.
 
@@ -67,14 +71,22 @@ class SnapshotStore:
             probe: what an engine is asked after it loaded the version.
             probe_logprobs: the trainer's answer.
             write: saves the model and its tokenizer into the directory it is given, each rank its share.
+            adapter_rank: of low-rank factors, which are all that is written; 0 for whole models.
         """
         with shared_directory(self.path(version)) as directory:
             write(directory)
             if rank() == 0:
                 manifest = {"step": step, "probe": asdict(probe), "probe_logprobs": probe_logprobs}
+                manifest["adapter_rank"] = adapter_rank
                 (directory / self.MANIFEST).write_text(json.dumps(manifest))
         log.info("published snapshot %d (step %d)", version, step)
         return self.get(version)
+
+    def publish_base(self, write: Callable[[Path], None]) -> None:
+        """Write the model that adapters belong to, unless it is there; all ranks of a run call this together."""
+        if not from_main((self.directory / self.BASE).is_dir):
+            with shared_directory(self.directory / self.BASE) as directory:
+                write(directory)
 
     def get(self, version: int) -> Snapshot:
         """Return a published version.
@@ -93,6 +105,8 @@ class SnapshotStore:
             path,
             Probe(tuple(probe["token_ids"]), tuple(probe["positions"]), probe["temperature"]),
             tuple(manifest["probe_logprobs"]),
+            self.directory / self.BASE if manifest["adapter_rank"] else None,
+            manifest["adapter_rank"],
         )
 
     def __contains__(self, version: int) -> bool:
@@ -121,5 +135,11 @@ class SnapshotStore:
                     f"the checkpoint needs snapshot {version} of {origin}, which is gone: keep a run's snapshots "
                     "directory beside its checkpoints"
                 )
-            with atomic_directory(self.path(version)) as directory:
-                shutil.copytree(other, directory, dirs_exist_ok=True)
+            _copy(other, self.path(version))
+        if (origin / self.BASE).is_dir():
+            _copy(origin / self.BASE, self.directory / self.BASE)
+
+
+def _copy(source: Path, destination: Path) -> None:
+    with atomic_directory(destination) as directory:
+        shutil.copytree(source, directory, dirs_exist_ok=True)

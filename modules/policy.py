@@ -12,11 +12,12 @@ from transformers.utils.logging import disable_progress_bar
 
 from datamodules.types import PackedGroup, Probe, RolloutBatch
 from modules.decoder_layers import decoder_layers
+from modules.lora import LoRA
 from modules.packed_attention import NAME as PACKED
 from modules.packed_states import packed_states
 from modules.packing_check import check_packing, refusal
 from modules.padded_states import padded_states
-from modules.sharded_weights import is_sharded, save_sharded
+from modules.saved_weights import is_sharded, save_adapter, save_weights
 from modules.token_logprobs import LogitScale, token_entropy, token_logprobs
 
 
@@ -27,10 +28,17 @@ class Policy(nn.Module):
         model: a Hugging Face causal LM.
         tokenizer: its tokenizer, with a chat template.
         gradient_checkpointing: recompute activations in the backward pass; for models that do not fit otherwise.
+        lora: low-rank adapters that train in place of the model's own weights.
     """
 
-    def __init__(self, model: Any, tokenizer: Any, *, gradient_checkpointing: bool = False) -> None:
+    def __init__(
+        self, model: Any, tokenizer: Any, *, gradient_checkpointing: bool = False, lora: LoRA | None = None
+    ) -> None:
         super().__init__()
+        if lora is not None:
+            lora.add_to(model)
+            self.register_buffer("lora_scaling", torch.tensor(lora.scaling, dtype=torch.float64))  # for an export
+        self.lora = lora
         self.model = model
         self.tokenizer = tokenizer
         config = model.config.get_text_config()
@@ -49,7 +57,14 @@ class Policy(nn.Module):
             model.gradient_checkpointing_enable({"use_reentrant": False})
 
     @classmethod
-    def from_pretrained(cls, path: str, dtype: str, gradient_checkpointing: bool, attn_implementation: str) -> "Policy":
+    def from_pretrained(
+        cls,
+        path: str,
+        dtype: str,
+        gradient_checkpointing: bool,
+        attn_implementation: str,
+        lora: LoRA | None = None,
+    ) -> "Policy":
         """Load a policy from the hub or from a directory.
 
         Args:
@@ -57,6 +72,7 @@ class Policy(nn.Module):
             dtype: "float32" or "bfloat16" of the trained weights.
             gradient_checkpointing: recompute activations in the backward pass.
             attn_implementation: "packed", or one of transformers' own ("sdpa", "eager", ...), which pad.
+            lora: low-rank adapters that train in place of the model's own weights.
 
         Raises:
             ValueError: the dtype is unknown, the directory is missing, it has no model or no tokenizer, or the model
@@ -76,7 +92,7 @@ class Policy(nn.Module):
             )
         except KeyError as error:  # of architectures that have their own table of attention implementations
             raise ValueError(refusal(path, f"knows no attention implementation {error}")) from error
-        policy = cls(model, tokenizer, gradient_checkpointing=gradient_checkpointing)
+        policy = cls(model, tokenizer, gradient_checkpointing=gradient_checkpointing, lora=lora)
         if policy.is_packed:
             check_packing(model)
         return policy
@@ -137,14 +153,34 @@ class Policy(nn.Module):
         )
 
     def save_pretrained(self, directory: Path) -> None:
-        """Write model and tokenizer as a directory that `AutoModelForCausalLM.from_pretrained` loads.
+        """Write model and tokenizer as a directory that `AutoModelForCausalLM.from_pretrained` loads, adapters merged.
 
         All ranks of a run call this together; where weights are sharded, each writes a share.
         """
+        self._save(directory, None if self.lora is None else self.lora.scaling)
+
+    def save_base(self, directory: Path) -> None:
+        """Write the model as it is without its adapters, and the tokenizer; all ranks of a run call this together."""
+        self._save(directory, None)
+
+    def save_snapshot(self, directory: Path) -> None:
+        """Write what an engine loads after each sync; all ranks of a run call this together."""
+        if self.syncs_adapter:
+            assert self.lora is not None
+            save_adapter(self.model, directory, self.lora.scaling)
+        else:
+            self.save_pretrained(directory)
+
+    @property
+    def syncs_adapter(self) -> bool:
+        """Whether snapshots hold adapters alone."""
+        return self.lora is not None and self.lora.sync == "adapter"
+
+    def _save(self, directory: Path, scaling: float | None) -> None:
         disable_progress_bar()  # each snapshot would draw its own
         is_main = not dist.is_initialized() or dist.get_rank() == 0
-        if is_sharded(self.model):
-            save_sharded(self.model, directory)
+        if is_sharded(self.model) or (self.lora is not None and is_main):
+            save_weights(self.model, directory, scaling)
         elif is_main:
             self.model.save_pretrained(directory)
         if is_main:

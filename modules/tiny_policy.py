@@ -5,6 +5,7 @@ import string
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from modules.lora import LoRA
 from modules.packed_attention import NAME as PACKED
 from modules.policy import Policy
 
@@ -37,7 +38,13 @@ def character_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def tiny_policy(
-    hidden_size: int, num_layers: int, num_heads: int, intermediate_size: int, window: int, tie_word_embeddings: bool
+    hidden_size: int,
+    num_layers: int,
+    num_heads: int,
+    intermediate_size: int,
+    window: int,
+    tie_word_embeddings: bool,
+    lora: LoRA | None = None,
 ) -> Policy:
     """Return a randomly initialised policy; its weights follow torch's global seed.
 
@@ -48,6 +55,7 @@ def tiny_policy(
         intermediate_size: width of the MLP.
         window: positions.
         tie_word_embeddings: share the embedding with the output head.
+        lora: low-rank adapters that train in place of the model's own weights.
     """
     if hidden_size % num_heads or (hidden_size // num_heads) % 16 or hidden_size // num_heads < 32:
         raise ValueError(
@@ -69,4 +77,4 @@ def tiny_policy(
         pad_token_id=tokenizer.pad_token_id,
         attn_implementation=PACKED,
     )
-    return Policy(LlamaForCausalLM(config), tokenizer)
+    return Policy(LlamaForCausalLM(config), tokenizer, lora=lora)

@@ -17,6 +17,7 @@ class Engine(Protocol):
     name: str
     is_in_process: bool  # samples in the trainer's process, which waits meanwhile
     window: int | None  # longest prompt plus completion where the engine limits it below the model's
+    loads_adapters: bool  # takes snapshots of low-rank adapters alone
     cpu_cores: int | None  # that it computes on; None for a device of its own, or the trainer's process
     canary_tolerance: float  # largest |engine - trainer| of a probe log-prob that is rounding, not a stale weight
 

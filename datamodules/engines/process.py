@@ -31,6 +31,7 @@ class ProcessEngine:
         local = engine()
         self.name = f"{local.name} in a process"
         self.window = local.window
+        self.loads_adapters = local.loads_adapters
         self.canary_tolerance = local.canary_tolerance
         self.num_threads = num_threads
         device: torch.device | None = getattr(local, "device", None)

@@ -8,12 +8,17 @@ import asyncio
 import ipaddress
 import os
 import sys
+from pathlib import Path
+
+import yaml
 
 from datamodules.engines.end_with_parent import terminate_with_parent
 from datamodules.engines.vllm_arguments import QUIET, vllm_arguments
 from datamodules.engines.vllm_front import KEY
 
-ENDS_WITH_PARENT = "OFFBEAT_ENDS_WITH_PARENT"  # set by a driver that starts this; it never outlives one that is killed
+ENDS_WITH_PARENT = "OFFBEAT_ENDS_WITH_PARENT"  # process id of a driver that starts this, which it never outlives
+SETTINGS = Path(__file__).parents[2] / "conf" / "engine" / "vllm_server.yaml"
+ARGUMENTS = ("dtype", "kv_cache_mb", "max_model_len", "tensor_parallel_size", "enforce_eager")
 
 
 def flags(arguments: dict[str, object]) -> list[str]:
@@ -44,15 +49,19 @@ def check_host(host: str, key: str | None) -> None:
 
 def main(words: list[str]) -> None:
     """Serve until terminated."""
-    if os.environ.pop(ENDS_WITH_PARENT, ""):
+    if parent := os.environ.pop(ENDS_WITH_PARENT, ""):
         terminate_with_parent()
+        if os.getppid() != int(parent):
+            sys.exit(f"the process {parent} that started this server has ended")
+    os.environ.pop("VLLM_SERVER_DEV_MODE", None)  # opens paths that replace weights
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
     from vllm.entrypoints.launchers.api_server.entry import run_server
     from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-    ours = vllm_arguments("float32", 512, None, 1, True)
+    defaults = yaml.safe_load(SETTINGS.read_text())
+    ours = vllm_arguments(*(defaults[name] for name in ARGUMENTS))
     middleware = ["--middleware", "datamodules.engines.vllm_front.Front"]
     settings = ["--host", "127.0.0.1", *flags(ours), *middleware, "--enable-scale-out", "--disable-uvicorn-access-log"]
     arguments = make_arg_parser(FlexibleArgumentParser(prog="serve")).parse_args([*settings, *words])

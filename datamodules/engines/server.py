@@ -12,6 +12,7 @@ from datamodules.engines.vllm_front import PROBE, SNAPSHOT
 from datamodules.snapshots import Snapshot, SnapshotStore
 from datamodules.types import Completion, Probe, Sampling
 
+REFUSALS = {400, 404, 405, 413, 422}  # of a request itself, which would be refused again
 LOWEST_LOGPROB = -9999.0  # vLLM's word over HTTP for a log-prob that is no finite number
 CONNECT_SECONDS = 10.0
 
@@ -45,6 +46,7 @@ class Server:
         self._session = session
         self._tolerance = tolerance
         self._label = ""  # of the snapshot that it proved to hold
+        self._model: dict[str, str] = {}  # names the adapter in a request, where there is one
         self._last: tuple[Snapshot, tuple[float, ...]] | None = None
 
     async def is_up(self) -> bool:
@@ -68,7 +70,9 @@ class Server:
         """
         self._label = ""
         wanted = label(snapshot)
-        body = {"path": str(snapshot.path), "label": wanted}
+        is_adapter = snapshot.base is not None
+        self._model = {"model": wanted} if is_adapter else {}
+        body = {"path": str(snapshot.path), "label": wanted, "is_adapter": is_adapter}
         if (await self._post(SNAPSHOT, body, seconds)).get("label") != wanted:
             raise ServerFault(f"{self.url} does not say that it took snapshot {snapshot.version}")
         logprobs = await self.score(snapshot.probe, seconds)
@@ -108,7 +112,7 @@ class Server:
             "logprobs": 0,
             "detokenize": False,
         }
-        body = {"token_ids": list(prompt), "sampling_params": parameters}
+        body = {"token_ids": list(prompt), "sampling_params": parameters, **self._model}
         return self._completion(await self._post("/inference/v1/generate", body, None), seed, sampling.max_tokens)
 
     def _completion(self, answer: dict[str, Any], seed: int, max_tokens: int) -> Completion:
@@ -140,7 +144,8 @@ class Server:
                 if reply.status in (401, 403):
                     raise ServerLost(f"{self.url} refuses the key ({reply.status}); see engine.api_key_variable")
                 if reply.status != 200:
-                    raise ServerFault(f"{self.url} answers {reply.status} to {path}: {_short(await reply.text())}")
+                    kind = ServerLost if reply.status in REFUSALS else ServerFault
+                    raise kind(f"{self.url} answers {reply.status} to {path}: {_short(await reply.text())}")
                 answer = await reply.json()
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
             raise ServerFault(f"{self.url}{path}: {type(error).__name__} {error}".rstrip()) from error

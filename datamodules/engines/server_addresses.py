@@ -24,22 +24,22 @@ def check_endpoints(endpoints: Sequence[str]) -> None:
                 "engine.endpoints must not hold a key, which would end up in logs: put it into the environment "
                 "variable that engine.api_key_variable names"
             )
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.path.strip("/"):
             raise ValueError(f"engine.endpoints must look like http://node3:8000, got {url!r}")
 
 
-def trust(verify_tls: bool | str) -> ssl.SSLContext | bool:
-    """Return how the certificates of https endpoints are checked.
+def trust(verify_tls: bool, tls_certificates: str | None) -> ssl.SSLContext | bool:
+    """Return how the certificates of https endpoints are checked: not, against the system's authorities, or a file's.
 
     Raises:
         ValueError: the file holds no certificates.
     """
-    if verify_tls is True:
-        return True
-    if verify_tls is False:
+    if not verify_tls:
         log.warning("engine.verify_tls=false: anyone between here and the servers may read the key")
         return False
+    if tls_certificates is None:
+        return True
     try:
-        return ssl.create_default_context(cafile=str(Path(verify_tls).expanduser()))
+        return ssl.create_default_context(cafile=str(Path(tls_certificates).expanduser()))
     except (OSError, ssl.SSLError) as error:
-        raise ValueError(f"engine.verify_tls: {verify_tls} holds no certificates ({error})") from error
+        raise ValueError(f"engine.tls_certificates: {tls_certificates} holds no certificates ({error})") from error

@@ -26,6 +26,7 @@ class Member:
         self.name = name
         self.holds: Snapshot | None = None
         self.fault: Exception | None = None
+        self._told = ""  # of the last fault
         self.slowest = 0.0  # seconds of a request, in this round
         self._bring_up = bring_up
         self._tear_down = tear_down
@@ -58,6 +59,6 @@ class Member:
         """Leave it out until it was brought up again, and say why, once."""
         self.holds = None
         self._tear_down()
-        if str(fault) != str(self.fault):
+        if str(fault) != self._told:
             log.warning("server %s is left out: %s", self.name, fault)
-        self.fault = fault
+        self.fault, self._told = fault, str(fault)

@@ -6,7 +6,6 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from itertools import count
 
 from datamodules.canary import CanaryError
-from datamodules.engines.engine import EngineDied
 from datamodules.engines.server import ServerFault
 from datamodules.engines.server_member import Member
 from datamodules.engines.server_work import Work
@@ -16,7 +15,12 @@ from datamodules.types import Completion
 TICK = 0.2  # seconds between looks at what stalls
 LONGEST_PAUSE = 30.0  # seconds before a server that failed is tried again
 GRACE = 5.0  # seconds, or thrice the first server's time: what a round waits for the others to load
+MAX_SILENCE = 3.0  # patiences without any answer, though a server says that it is ready
 Ask = Callable[[Member, int], Awaitable[Completion]]
+
+
+class NoServerLeft(RuntimeError):
+    """No server answers; starting the pool again would not change that, it has tried."""
 
 
 class ServerPool:
@@ -38,9 +42,8 @@ class ServerPool:
         """Return when a member holds the snapshot and the others do too, or are late; they may join later.
 
         Raises:
-            EngineDied: none came up in time.
+            NoServerLeft: none came up in time, or none ever will.
             CanaryError: none holds the right weights.
-            RuntimeError: none will ever answer.
         """
         start = time.monotonic()
         for task in self._rising.values():
@@ -79,7 +82,9 @@ class ServerPool:
     async def _wait_for_any(self) -> None:
         rising = [task for task in self._rising.values() if not task.done()]
         if rising:
-            await asyncio.wait(rising, timeout=TICK, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait(rising, timeout=TICK, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()  # what is no server's fault is raised here
         else:
             await asyncio.sleep(TICK)
 
@@ -87,16 +92,15 @@ class ServerPool:
         """Give up when nobody will answer, or nobody did since then.
 
         Raises:
-            EngineDied: it has been too long.
+            NoServerLeft: it has been too long, or nobody will.
             CanaryError: all that still answer hold other weights.
-            RuntimeError: nobody will.
         """
         reasons = "; ".join(f"{m.name}: {m.fault or 'no answer yet'}" for m in self.members)
         if all(member.is_lost for member in self.members):
             wrong = [m.fault for m in self.members if isinstance(m.fault, CanaryError)]
-            raise wrong[0] if wrong else RuntimeError(f"no server can be used: {reasons}")
+            raise wrong[0] if wrong else NoServerLeft(f"no server can be used: {reasons}")
         if time.monotonic() - since > self.patience:
-            raise EngineDied(f"no server answered for {self.patience:.0f} s (engine.patience_seconds): {reasons}")
+            raise NoServerLeft(f"no server answered for {self.patience:.0f} s (engine.patience_seconds): {reasons}")
 
     async def complete(
         self, prompts: Sequence[Sequence[int]], snapshot: Snapshot, ask: Ask
@@ -109,23 +113,25 @@ class ServerPool:
             ask: gets the completion of a prompt, by its index, from a member.
 
         Raises:
-            EngineDied: no member answers any more; what was yielded stays valid.
+            NoServerLeft: no member answers any more.
         """
         work = Work(prompts)
         answers: asyncio.Queue[tuple[int, Completion]] = asyncio.Queue()
         for member in self.members:
             member.slowest = 0.0
         tasks = [asyncio.create_task(self._serve(member, snapshot, work, ask, answers)) for member in self.members]
-        seen = time.monotonic()
+        seen = heard = time.monotonic()  # a member that holds the snapshot; an answer
         try:
             while work.missing or not answers.empty():
                 try:
                     yield await asyncio.wait_for(answers.get(), TICK)
+                    heard = time.monotonic()
                 except TimeoutError:
                     for task in tasks:
                         if task.done():
                             task.result()  # a bug of ours, not a server's fault: it is raised here
-                if any(member.holds == snapshot for member in self.members):
+                is_silent = time.monotonic() - heard > MAX_SILENCE * self.patience
+                if any(member.holds == snapshot for member in self.members) and not is_silent:
                     seen = time.monotonic()
                 else:
                     self._check_alive(seen)

@@ -42,15 +42,15 @@ class ServerProcess:
         """Whether it was started and has not ended."""
         return self._process is not None and self._process.poll() is None
 
-    def start(self, model: Path, has_gpus: bool) -> str:
-        """Start it on a model directory and return its address; it answers some seconds later."""
+    def start(self, model: Path, words: Sequence[str], has_gpus: bool) -> str:
+        """Start it on a model directory, with more words, and return its address; it answers some seconds later."""
         self.kill()
         port = _free_port()
         command = [sys.executable, "-m", "datamodules.engines.serve", str(model), "--host", HOST, "--port", str(port)]
         self.log_file.parent.mkdir(parents=True, exist_ok=True)
         with self.log_file.open("ab") as output:
             self._process = subprocess.Popen(
-                [*command, *self._words],
+                [*command, *self._words, *words],
                 env={**os.environ, **self._environment(has_gpus)},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -63,7 +63,7 @@ class ServerProcess:
     def _environment(self, has_gpus: bool) -> Mapping[str, str]:
         root = str(Path(__file__).parents[2])
         path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
-        variables = {KEY: self._key, ENDS_WITH_PARENT: "1", "PYTHONPATH": path}
+        variables = {KEY: self._key, ENDS_WITH_PARENT: str(os.getpid()), "PYTHONPATH": path}
         if self._devices is not None:
             variables["CUDA_VISIBLE_DEVICES" if has_gpus else "VLLM_CPU_OMP_THREADS_BIND"] = self._devices
         return variables
@@ -99,7 +99,7 @@ def check_devices(devices: Sequence[str] | None, num_servers: int) -> None:
         ValueError: with an example.
     """
     is_shared = devices is None and num_servers > 1  # each would take all of them
-    if is_shared or (devices is not None and len(devices) != num_servers):
+    if is_shared or isinstance(devices, str) or (devices is not None and len(devices) != num_servers):
         raise ValueError(
             f"engine.devices must have one entry for each of {num_servers} servers, such as "
             f"{[str(i) for i in range(num_servers)]}, got {devices}"

@@ -25,6 +25,7 @@ class TransformersEngine:
     name = "transformers"
     window = None
     is_in_process = True
+    loads_adapters = False
     cpu_cores = None
 
     def __init__(self, max_sequences: int, device: str, dtype: str, canary_tolerance: float) -> None:

@@ -13,7 +13,13 @@ import torch
 
 from datamodules.engines.cores import listed_cores, machine_cores
 from datamodules.engines.engine import EngineDied
-from datamodules.engines.vllm_arguments import QUIET, check_installed, probe_requests, vllm_arguments
+from datamodules.engines.vllm_arguments import (
+    QUIET,
+    adapter_arguments,
+    check_installed,
+    probe_requests,
+    vllm_arguments,
+)
 from datamodules.engines.vllm_watch import DeathWatch
 from datamodules.snapshots import Snapshot
 from datamodules.types import Completion, Probe, Sampling
@@ -37,6 +43,7 @@ class VLLMEngine:
 
     name = "vllm"
     is_in_process = False
+    loads_adapters = True
 
     def __init__(
         self,
@@ -55,18 +62,39 @@ class VLLMEngine:
         self.cpu_cores = None if torch.cuda.is_available() else _cores(cpu_threads)
         self.arguments = vllm_arguments(dtype, kv_cache_mb, max_model_len, tensor_parallel_size, enforce_eager)
         self._llm: Any = None
+        self._adapter: Any = None  # vLLM's request for the one that samples
+        self._num_adapters = 0  # taken so far
         self._watch: DeathWatch | None = None
 
     def load(self, snapshot: Snapshot) -> None:
         """Start the engine process on the first snapshot; later ones are read into it."""
-        if self._llm is None:
+        is_new = self._llm is None
+        if is_new:
             self._start(snapshot)
-            return
+        if snapshot.base is not None:
+            self._take_adapter(snapshot)
+        elif not is_new:
+            self._read(snapshot)
+
+    def _read(self, snapshot: Snapshot) -> None:
         with _noticing_death():
             self._llm.collective_rpc("reload_weights", kwargs={"weights_path": str(snapshot.path)})
             self._llm.collective_rpc("repack_tied_head")
             if not self._llm.reset_prefix_cache():
                 raise RuntimeError(f"vLLM kept its prefix cache while loading snapshot {snapshot.version}")
+
+    def _take_adapter(self, snapshot: Snapshot) -> None:
+        """Load an adapter under a number of its own: under one that is there, vLLM would keep the old one, silently."""
+        from vllm.lora.request import LoRARequest
+
+        old = self._adapter
+        self._num_adapters += 1
+        self._adapter = LoRARequest(f"adapter-{self._num_adapters}", self._num_adapters, str(snapshot.path))
+        with _noticing_death():
+            if old is not None:
+                self._llm.llm_engine.remove_lora(old.lora_int_id)
+            if not self._llm.llm_engine.add_lora(self._adapter):
+                raise RuntimeError(f"vLLM did not take the adapter of snapshot {snapshot.version}")
 
     def _start(self, snapshot: Snapshot) -> None:
         for name, value in QUIET.items():
@@ -77,7 +105,8 @@ class VLLMEngine:
         from vllm import LLM  # takes seconds to import, and only this engine needs it
         from vllm.v1.engine.exceptions import EngineDeadError
 
-        self._llm = LLM(model=str(snapshot.path), seed=0, **self.arguments)
+        arguments = self.arguments | adapter_arguments(snapshot.adapter_rank)
+        self._llm = LLM(model=str(snapshot.base or snapshot.path), seed=0, **arguments)
         self._watch = DeathWatch(self._llm.llm_engine.engine_core, EngineDeadError())
         atexit.register(self.close)
 
@@ -136,7 +165,7 @@ class VLLMEngine:
                     output_kind=RequestOutputKind.FINAL_ONLY,
                     skip_clone=True,  # nobody else holds it
                 )
-                core.add_request(str(i), inputs[tuple(prompt)], parameters)
+                core.add_request(str(i), inputs[tuple(prompt)], parameters, lora_request=self._adapter)
         finally:
             if not core.engine_core.resources.engine_dead:
                 self._llm.wake_up(tags=["scheduling"])  # an interrupt must not leave it asleep
@@ -145,14 +174,14 @@ class VLLMEngine:
         """Return the log-prob of each probe token as vLLM would have sampled it, prefix cache included."""
         requests, parameters, targets = probe_requests(probe)
         with _noticing_death():
-            outputs = self._llm.generate(requests, parameters, use_tqdm=False)
+            outputs = self._llm.generate(requests, parameters, use_tqdm=False, lora_request=self._adapter)
         return [output.outputs[0].logprobs[0][target].logprob for output, target in zip(outputs, targets, strict=True)]
 
     def close(self) -> None:
         """End the engine process and wait for it."""
         if self._llm is None:
             return
-        llm, self._llm = self._llm, None
+        llm, self._llm, self._adapter = self._llm, None, None
         atexit.unregister(self.close)
         llm.llm_engine.engine_core.shutdown()
         if self._watch is not None:

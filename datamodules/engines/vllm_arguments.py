@@ -8,6 +8,7 @@ import torch
 from datamodules.types import Probe
 
 QUIET = {"VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR", "OMP_WAIT_POLICY": "PASSIVE"}
+ADAPTER_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM makes room for
 
 
 def check_installed() -> None:
@@ -65,6 +66,16 @@ def vllm_arguments(
     if torch.cuda.is_available():
         arguments["gpu_memory_utilization"] = 0.01  # must be free at the start; the trainer is there first
     return arguments
+
+
+def adapter_arguments(rank: int) -> dict[str, Any]:
+    """Return what an engine is told besides when its snapshots are adapters of this rank; nothing for whole models."""
+    if rank == 0:
+        return {}
+    fitting = [r for r in ADAPTER_RANKS if r >= rank]
+    if not fitting:
+        raise ValueError(f"policy.lora.rank must be at most {ADAPTER_RANKS[-1]} for vLLM to load it, got {rank}")
+    return {"enable_lora": True, "max_lora_rank": fitting[0], "max_loras": 1}
 
 
 def probe_requests(probe: Probe) -> tuple[list[dict[str, Any]], list[Any], list[int]]:

@@ -23,8 +23,9 @@ OPEN = ("/health",)  # tells nobody anything
 class Front:
     """Stands before vLLM's own routes, whose development endpoints stay off.
 
-    `POST /snapshot {"path": ..., "label": ...}` drops what is being sampled, reads the weights of a model
-    directory that the server sees, and labels every token sampled from then on; vLLM returns labels with the tokens.
+    `POST /snapshot {"path": ..., "label": ..., "is_adapter": ...}` drops what is being sampled, reads the weights of a
+    directory that the server sees, a model's or low-rank adapters' of the model that it was started with, and labels
+    every token sampled from then on; vLLM returns labels with the tokens. Adapters are asked for by their label.
     `POST /probe {"token_ids": ..., "positions": ..., "temperature": ...}` answers a canary's probe.
     """
 
@@ -44,28 +45,32 @@ class Front:
             await self.app(scope, receive, send)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        engine = scope["app"].state.engine_client
+        engine, models = scope["app"].state.engine_client, scope["app"].state.openai_serving_models
         try:
             asked = json.loads(await _body(receive))
             async with self._one_at_a_time:
                 if scope["path"] == SNAPSHOT:
-                    await _load(engine, asked["path"], asked["label"])
+                    await _load(engine, models, asked["path"], asked["label"], asked["is_adapter"])
                     answer: dict[str, Any] = {"label": asked["label"]}
                 else:
                     probe = Probe(tuple(asked["token_ids"]), tuple(asked["positions"]), asked["temperature"])
-                    answer = {"logprobs": await _score(engine, probe)}
+                    answer = {"logprobs": await _score(engine, models, probe)}
         except Exception as error:  # whatever vLLM raises is the client's to see
             await _send(send, 500, {"error": f"{type(error).__name__}: {error}"})
         else:
             await _send(send, 200, answer)
 
 
-async def _load(engine: Any, path: str, label: str) -> None:
+async def _load(engine: Any, models: Any, path: str, label: str, is_adapter: bool) -> None:
     await engine.pause_generation(mode="abort")
     try:
         await engine.update_weight_version("loading")  # not the old one's any more, whatever happens
-        await engine.collective_rpc("reload_weights", kwargs={"weights_path": path})
-        await engine.collective_rpc("repack_tied_head")
+        await _drop_adapters(engine, models)
+        if is_adapter:
+            await _take_adapter(models, path, label)
+        else:
+            await engine.collective_rpc("reload_weights", kwargs={"weights_path": path})
+            await engine.collective_rpc("repack_tied_head")
         if not await engine.reset_prefix_cache():
             raise RuntimeError("vLLM kept its prefix cache")
         await engine.update_weight_version(label)
@@ -73,10 +78,25 @@ async def _load(engine: Any, path: str, label: str) -> None:
         await engine.resume_generation()
 
 
-async def _score(engine: Any, probe: Probe) -> list[float]:
+async def _drop_adapters(engine: Any, models: Any) -> None:
+    while models.lora_requests:
+        _, adapter = models.lora_requests.popitem()
+        await engine.remove_lora(adapter.lora_int_id)
+
+
+async def _take_adapter(models: Any, path: str, label: str) -> None:
+    from vllm.entrypoints.serve.lora.protocol import LoadLoRAAdapterRequest
+
+    answer = await models.load_lora_adapter(LoadLoRAAdapterRequest(lora_name=label, lora_path=path))
+    if not isinstance(answer, str):
+        raise RuntimeError(answer.error.message)
+
+
+async def _score(engine: Any, models: Any, probe: Probe) -> list[float]:
+    adapter = next(iter(models.lora_requests.values()), None)
     logprobs = []
     for prompt, parameters, target in zip(*probe_requests(probe), strict=True):
-        async for output in engine.generate(prompt, parameters, f"probe-{uuid.uuid4().hex}"):
+        async for output in engine.generate(prompt, parameters, f"probe-{uuid.uuid4().hex}", lora_request=adapter):
             finished = output.outputs[0]
         logprobs.append(finished.logprobs[0][target].logprob)
     return logprobs

@@ -2,33 +2,29 @@
 
 import asyncio
 import os
-import queue
 import secrets
-import threading
 import time
 from collections.abc import Coroutine, Generator, Sequence
-from contextlib import aclosing
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import aiohttp
 import torch
 
 from datamodules.engines.engine import EngineDied
+from datamodules.engines.loop_thread import LoopThread
 from datamodules.engines.serve import flags
 from datamodules.engines.server import Server, ServerFault, ServerLost
 from datamodules.engines.server_addresses import check_endpoints, trust
 from datamodules.engines.server_member import Member
 from datamodules.engines.server_pool import ServerPool
 from datamodules.engines.server_process import ServerProcess, check_devices
-from datamodules.engines.vllm_arguments import check_installed, vllm_arguments
+from datamodules.engines.vllm_arguments import adapter_arguments, check_installed, vllm_arguments
 from datamodules.snapshots import Snapshot
 from datamodules.types import Completion, Probe, Sampling
 
-Result = TypeVar("Result")
 UP_TICK = 0.5  # seconds between looks at a server that starts
 MAX_FAILED_STARTS = 3
-SECONDS_TO_WITHDRAW = 5.0
 
 
 class VLLMServerEngine:
@@ -40,7 +36,8 @@ class VLLMServerEngine:
         devices: what each started one may use, a list of "0,1" (GPUs, or CPU cores where there are none); null: all,
             for a single server.
         api_key_variable: environment variable with the key that the servers ask for.
-        verify_tls: true checks certificates of https endpoints against the system's authorities; or a file with others.
+        verify_tls: check certificates of https endpoints.
+        tls_certificates: a file with the authorities that sign them; null takes the system's.
         max_in_flight: requests that one server has at a time.
         start_seconds: longest start of a server.
         patience_seconds: longest time without any answer.
@@ -55,6 +52,7 @@ class VLLMServerEngine:
 
     name = "vllm_server"
     is_in_process = False
+    loads_adapters = True
     cpu_cores = None
 
     def __init__(
@@ -63,7 +61,8 @@ class VLLMServerEngine:
         num_servers: int,
         devices: Sequence[str] | None,
         api_key_variable: str,
-        verify_tls: bool | str,
+        verify_tls: bool,
+        tls_certificates: str | None,
         max_in_flight: int,
         start_seconds: float,
         patience_seconds: float,
@@ -77,6 +76,8 @@ class VLLMServerEngine:
     ) -> None:
         counts = {"num_servers": num_servers, "max_in_flight": max_in_flight}
         _check_positive(**counts, start_seconds=start_seconds, patience_seconds=patience_seconds)
+        if not isinstance(api_key_variable, str):
+            raise ValueError(f"engine.api_key_variable must name an environment variable, got {api_key_variable!r}")
         if endpoints is not None:
             check_endpoints(endpoints)
         else:
@@ -85,16 +86,16 @@ class VLLMServerEngine:
         self.window = max_model_len
         self.canary_tolerance = canary_tolerance
         self._endpoints = None if endpoints is None else list(endpoints)
-        self._devices: list[str | None] = [None] * num_servers if devices is None else list(devices)
+        self._devices: list[str | None] = [None] * num_servers if devices is None else list(map(str, devices))
         self._key_variable = api_key_variable
-        self._tls = trust(verify_tls)
+        self._tls = trust(verify_tls, tls_certificates)
         self._max_in_flight = max_in_flight
         self._start_seconds = start_seconds
         self._patience = patience_seconds
         self._directory = Path(directory)
         arguments = vllm_arguments(dtype, kv_cache_mb, max_model_len, tensor_parallel_size, enforce_eager)
         self._words = flags(arguments)
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._loop: LoopThread | None = None
         self._session: aiohttp.ClientSession | None = None
         self._pool: ServerPool | None = None
         self._servers: dict[str, Server] = {}
@@ -104,15 +105,11 @@ class VLLMServerEngine:
     def load(self, snapshot: Snapshot) -> None:
         """Have the servers read a snapshot, each proved by the canary; start them before the first."""
         if self._loop is None:
-            self._start()
+            self._loop = LoopThread("vllm-servers")
+            self._loop.call(self._make_pool())
         assert self._pool is not None
         self._snapshot = snapshot
-        self._await(self._pool.load(snapshot))
-
-    def _start(self) -> None:
-        self._loop = asyncio.new_event_loop()
-        threading.Thread(target=self._loop.run_forever, name="vllm-servers", daemon=True).start()
-        self._await(self._make_pool())
+        self._loop.call(self._pool.load(snapshot))
 
     async def _make_pool(self) -> None:
         key = os.environ.get(self._key_variable)
@@ -149,7 +146,8 @@ class VLLMServerEngine:
                 raise ServerLost(f"it did not start {MAX_FAILED_STARTS} times; see {process.log_file}")
             if not process.is_running:
                 process.failed_starts += 1
-                url = process.start(snapshot.path, has_gpus=torch.cuda.is_available())
+                adapters = flags(adapter_arguments(snapshot.adapter_rank))
+                url = process.start(snapshot.base or snapshot.path, adapters, has_gpus=torch.cuda.is_available())
                 assert self._session is not None
                 self._servers[name] = Server(url, self._session, self.canary_tolerance)
             await self._wait_until_up(self._servers[name], process)
@@ -176,42 +174,21 @@ class VLLMServerEngine:
     ) -> Generator[tuple[int, Completion], None, None]:
         """Yield one completion for each (prompt, seed), whichever server gives it."""
         assert self._loop is not None, "load a snapshot first"
-        items: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        assert self._pool is not None
+        assert self._snapshot is not None
 
         def ask(member: Member, index: int) -> Coroutine[Any, Any, Completion]:
             return self._servers[member.name].complete(prompts[index], seeds[index], sampling, stop_token_ids)
 
-        is_over = threading.Event()
-
-        async def pump() -> None:
-            assert self._pool is not None
-            assert self._snapshot is not None
-            try:
-                async with aclosing(self._pool.complete(prompts, self._snapshot, ask)) as completions:
-                    async for item in completions:
-                        items.put(item)
-            except Exception as error:  # is raised where the items are waited for
-                items.put(error)
-            finally:
-                is_over.set()
-
-        pumping = asyncio.run_coroutine_threadsafe(pump(), self._loop)
-        try:
-            for _ in prompts:
-                item = items.get()
-                if isinstance(item, Exception):
-                    raise item
-                yield item
-        finally:
-            pumping.cancel()
-            is_over.wait(SECONDS_TO_WITHDRAW)  # requests of a caller that went away are withdrawn by then
+        yield from self._loop.stream(self._pool.complete(prompts, self._snapshot, ask))
 
     def score(self, probe: Probe) -> list[float]:
         """Return the log-prob of the token at each probe position, from the first server that answers.
 
         Every server was asked when it loaded the snapshot.
         """
-        return self._await(self._score(probe))
+        assert self._loop is not None, "load a snapshot first"
+        return self._loop.call(self._score(probe))
 
     async def _score(self, probe: Probe) -> list[float]:
         assert self._pool is not None
@@ -223,18 +200,14 @@ class VLLMServerEngine:
                     member.fail(fault)
         raise EngineDied("no server answers any more")
 
-    def _await(self, coroutine: Coroutine[Any, Any, Result]) -> Result:
-        assert self._loop is not None
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
-
     def close(self) -> None:
-        """End the servers that were started here, and all connections."""
+        """End the servers that were started here, and all connections; who waits for an answer is told."""
         if self._loop is None:
             return
         loop, self._loop = self._loop, None
         if self._session is not None:
-            asyncio.run_coroutine_threadsafe(self._session.close(), loop).result()
-        loop.call_soon_threadsafe(loop.stop)
+            loop.call(self._session.close())
+        loop.close()
         for process in self._processes:
             process.end()
         self._pool = self._session = None

@@ -13,7 +13,7 @@ from torch.distributed.fsdp import fully_shard
 from transformers import AutoModelForCausalLM
 
 from modules.policy import Policy
-from modules.sharded_weights import is_sharded
+from modules.saved_weights import is_sharded
 from modules.tiny_policy import character_tokenizer
 
 SMALL = {
