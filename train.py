@@ -17,7 +17,7 @@ from omegaconf.errors import InterpolationKeyError
 from tqdm.contrib.logging import logging_redirect_tqdm
 
 from callbacks.dry_run import print_schedule
-from conf.processes import RESULT, is_for_several, run_alone, run_ranks
+from conf.processes import RESULT, is_for_several, quiet_logging, run_alone, run_ranks
 from conf.resume import is_finished, starting_point
 from conf.starting_policy import make_once
 from conf.suggestions import check_choices, check_keys, check_values
@@ -96,5 +96,5 @@ if __name__ == "__main__":
     check_choices(sys.argv[1:], CONF)
     with ranks.joined():
         if ranks.rank():
-            sys.argv += ranks.quiet_logging()  # rank 0 writes the files
+            sys.argv += quiet_logging()  # rank 0 writes the files
         main()

@@ -1,14 +1,16 @@
 """End a run in good order when its time is nearly up, so that it goes on where it was."""
 
 import logging
+import os
 import signal
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import lightning as L
 from lightning.pytorch.callbacks import Checkpoint
 
-from datamodules.ranks import AGREED_END, gather
+from datamodules.ranks import AGAIN, AGREED_END, gather
 
 log = logging.getLogger(__name__)
 
@@ -20,7 +22,8 @@ class Preemption(Checkpoint):
     after them in the config. A run that is killed before the round ends goes on from the checkpoint before.
 
     Args:
-        signal_name: Slurm's `--signal=USR1@300` sends it five minutes before the time limit or a preemption.
+        signal_name: Slurm's `--signal=USR1@300` sends it five minutes before the time limit, and where the cluster has
+            `PreemptParameters=send_user_signal` at a preemption.
     """
 
     def __init__(self, signal_name: str) -> None:
@@ -39,6 +42,8 @@ class Preemption(Checkpoint):
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         """End the run if a rank was warned and rounds are left."""
         if any(gather(self._is_warned)) and trainer.current_epoch + 1 < (trainer.max_epochs or 0):
+            if trainer.is_global_zero and AGAIN in os.environ:
+                Path(os.environ[AGAIN]).touch()
             raise SystemExit(AGREED_END)
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:

@@ -4,10 +4,14 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
+import psutil
 import yaml
 
 from datamodules import ranks
@@ -50,13 +54,16 @@ def run_ranks(config: str, processes: int, nodes: int) -> float:
         nodes: 1, or all that a Slurm job has, with this called on each of them.
 
     Raises:
-        ValueError: the number of processes is no number, or Slurm gave another number of nodes.
+        ValueError: the number of processes or nodes is no number, or Slurm gave another number of nodes.
         RuntimeError: a process failed.
+        SystemExit: they ended to be started again.
     """
-    if not isinstance(processes, int) or processes < 1 or nodes < 1:
-        raise ValueError(f"trainer.devices must be the number of processes a node, 1 and up, got {processes!r}")
+    for key, value, what in (("devices", processes, "processes a node"), ("num_nodes", nodes, "nodes")):
+        if type(value) is not int or value < 1:
+            raise ValueError(f"trainer.{key} must be the number of {what}, 1 and up, got {value!r}")
     torchrun = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={processes}"]
-    return _run([*torchrun, *_meeting(nodes, os.environ)], config)
+    preemption = (yaml.safe_load(config)["callbacks"] or {}).get("preemption") or {}
+    return _run([*torchrun, *_meeting(nodes, os.environ)], config, preemption.get("signal_name"))
 
 
 def _meeting(nodes: int, environment: Mapping[str, str]) -> list[str]:
@@ -75,7 +82,8 @@ def _meeting(nodes: int, environment: Mapping[str, str]) -> list[str]:
     return [f"--{name}={value}" for name, value in where.items()]
 
 
-def _run(command: list[str], config: str) -> float:
+def _run(command: list[str], config: str, warning: str | None = None) -> float:
+    """Run train.py in a process that `command` starts; a signal named `warning` is passed on to its children."""
     directory = Path(yaml.safe_load(config)["directory"])
     given, result = directory / "processes.yaml", directory / "result"
     with atomic_file(given) as temporary:
@@ -84,15 +92,22 @@ def _run(command: list[str], config: str) -> float:
     environment = {name: value for name, value in os.environ.items() if not ranks.is_of_ranks(name)}
     if again := os.environ.get("SLURM_RESTART_COUNT"):
         environment["SLURM_RESTART_COUNT"] = again
+    own = directory / "again"
+    own.unlink(missing_ok=True)
+    environment.setdefault(ranks.AGAIN, str(own))
     arguments = [str(TRAIN), f"--config-dir={directory}", "--config-name=processes"]
     process = subprocess.Popen(
         [*command, *arguments], env={**environment, RESULT: str(result)}, preexec_fn=_end_with_me
     )
     try:
-        status = process.wait()
+        with _passed_on(warning, process):
+            status = process.wait()
     except BaseException:
         _end(process)
         raise
+    if Path(environment[ranks.AGAIN]).is_file():
+        own.unlink(missing_ok=True)
+        raise SystemExit(ranks.AGREED_END)
     if status:
         raise RuntimeError(f"the run in {directory} ended with status {status}; its own error stands above")
     return float(result.read_text()) if result.is_file() else float("nan")
@@ -109,6 +124,38 @@ def _end_with_me() -> None:
     terminate_with_parent()
     for number in (signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
+
+
+@contextmanager
+def _passed_on(name: str | None, process: subprocess.Popen[bytes]) -> Iterator[None]:
+    """Pass a signal on to a process's children meanwhile."""
+    if name is None or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        for child in psutil.Process(process.pid).children():
+            child.send_signal(number)
+
+    number = signal.Signals[name]
+    before = signal.signal(number, pass_on)
+    try:
+        yield
+    finally:
+        signal.signal(number, before)
+
+
+def quiet_logging() -> list[str]:
+    """Return Hydra's overrides for a rank other than 0: no files, and the console gets what rank 0 does not say too."""
+    line = f"[rank {ranks.rank()}][%(name)s][%(levelname)s] %(message)s"
+    ours = ("callbacks", "datamodules", "modules")  # they warn on all ranks alike
+    return [
+        *(f"++hydra.job_logging.loggers.{name}={{level: ERROR}}" for name in ours),
+        "hydra.output_subdir=null",
+        "hydra/job_logging=stdout",
+        "hydra.job_logging.root.level=WARNING",
+        f"hydra.job_logging.formatters.simple.format='{line}'",
+    ]
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

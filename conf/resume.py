@@ -23,7 +23,8 @@ HARMLESS = (
     "policy_module.log_entropy", "policy_module.compile_layers",
     "trainer.devices", "trainer.num_nodes", "trainer.strategy",
 )  # fmt: skip
-HARMFUL = ("callbacks.verifier_scoring",)
+HARMFUL = ("callbacks.verifier_scoring", "trainer.strategy.param_dtype")
+DEFAULTS = {"trainer.strategy.param_dtype": "float32"}  # of keys that not every run has
 # Copies of other nodes: one that changed with its source is not told twice.
 COPIES = {
     "policy_module.policy": "policy", "policy_module.objectives": "objective", "policy_module.optimizer": "optimizer",
@@ -39,6 +40,7 @@ class Start:
 
     checkpoint: str | None
     config: Path | None  # of the run that is continued; None where none is
+    is_again: bool = False  # the run was here before, and had come to no checkpoint of its own
 
     def check(self, config: Mapping[str, Any]) -> None:
         """Report what changed since the run that is continued, and refuse what makes another experiment of it."""
@@ -59,7 +61,7 @@ class Start:
             directory: the `RunDirectory`.
             config: whole and resolved, as YAML.
         """
-        directory.claim(is_resumed=self.continues(directory.path), from_start=self.checkpoint is None)
+        directory.claim(is_resumed=self.is_again or self.continues(directory.path), from_start=self.checkpoint is None)
         self.check(yaml.safe_load(config))
         directory.write(CONFIG, config)
 
@@ -108,7 +110,7 @@ def starting_point(ckpt_path: str | None, resume: bool, directory: Path, *, agai
         raise ValueError(
             f"ckpt_path: {newer[0]} is newer; to go back to {path.name}, choose another directory (hydra.run.dir)"
         )
-    return Start(ckpt_path, Path(ckpt_path).resolve().parent.parent / CONFIG)
+    return Start(ckpt_path, Path(ckpt_path).resolve().parent.parent / CONFIG, is_again=again)
 
 
 def is_finished(directory: Path, rounds: int) -> bool:
@@ -130,7 +132,7 @@ def changed_keys(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[st
     changes = {
         key: (old.get(key), new.get(key))
         for key in [*old, *(k for k in new if k not in old)]
-        if old.get(key, missing) != new.get(key, missing)
+        if old.get(key, DEFAULTS.get(key, missing)) != new.get(key, DEFAULTS.get(key, missing))
     }
     sources = {
         key: source + key.removeprefix(copy)

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Sequence
 
-from datamodules.engines.engine import Engine
 from datamodules.snapshots import Snapshot
 from datamodules.types import EncodedPrompt, Probe
 
@@ -33,58 +32,62 @@ def make_probe(prompts: list[EncodedPrompt], window: int, temperature: float) ->
     return Probe(tuple(tokens[:length]), positions, temperature)
 
 
-def check_canary(engine: Engine, snapshot: Snapshot, previous: tuple[float, ...] | None = None) -> tuple[float, ...]:
-    """Ask an engine for a snapshot's probe, and check its answer.
-
-    Args:
-        engine: loaded the snapshot.
-        snapshot: what it should hold.
-        previous: the engine's answer for the snapshot before, where that one's published answer was another.
-    """
-    return check_answer(engine.name, engine.canary_tolerance, snapshot, engine.score(snapshot.probe), previous)
-
-
-def check_answer(
-    name: str,
-    tolerance: float,
-    snapshot: Snapshot,
-    answer: Sequence[float],
-    previous: tuple[float, ...] | None = None,
-) -> tuple[float, ...]:
-    """Compare an engine's probe log-probs with those published in the snapshot, and return them.
+class Canary:
+    """Compares an engine's answer to each snapshot's probe with the one published in it.
 
     Args:
         name: of the engine.
         tolerance: its largest difference that is rounding.
-        snapshot: what it should hold.
-        answer: its log-prob at each probe position.
-        previous: its answer for the snapshot before, where that one's published answer was another.
-
-    Raises:
-        CanaryError: they differ by more than the engine's tolerance, one is not finite, or the answers are still those
-            of the snapshot before: an update can be smaller than the tolerance, but it cannot change nothing.
     """
-    engine_logprobs = tuple(answer)
-    if engine_logprobs == previous:
-        raise CanaryError(
-            f"engine {name} answers for snapshot {snapshot.version} exactly as for the one before, though the "
-            "trainer's log-probs changed: the load changed no weight. If the engine's dtype is coarser than the "
-            "policy's, the update may be lost in rounding: use engine dtype float32 or a higher optimizer.lr"
-        )
-    differences = [abs(a - b) for a, b in zip(engine_logprobs, snapshot.probe_logprobs, strict=True)]
-    worst = max(d if math.isfinite(d) else math.inf for d in differences)
-    if worst > tolerance:
-        rows = "; ".join(
-            f"position {position}: engine {mine:.6f}, trainer {theirs:.6f}"
-            for position, mine, theirs in zip(
-                snapshot.probe.positions, engine_logprobs, snapshot.probe_logprobs, strict=True
+
+    def __init__(self, name: str, tolerance: float) -> None:
+        self._name = name
+        self._tolerance = tolerance
+        self._last: tuple[tuple[float, ...], tuple[float, ...]] | None = None  # published and answered
+
+    @property
+    def is_first(self) -> bool:
+        """Whether the engine was never asked."""
+        return self._last is None
+
+    def check(self, snapshot: Snapshot, answer: Sequence[float]) -> tuple[float, ...]:
+        """Return an engine's log-prob at each position of a snapshot's probe if it holds that snapshot.
+
+        Args:
+            snapshot: what it should hold.
+            answer: its log-probs.
+
+        Raises:
+            CanaryError: they differ by more than the engine's tolerance, one is not finite, or they are still those of
+                the snapshot before: an update can be smaller than the tolerance, but it cannot change nothing.
+        """
+        logprobs = tuple(answer)
+        if logprobs == self._before(snapshot):
+            raise CanaryError(
+                f"engine {self._name} answers for snapshot {snapshot.version} exactly as for the one before, though "
+                "the trainer's log-probs changed: the load changed no weight. If the engine's dtype is coarser than "
+                "the policy's, the update may be lost in rounding: use engine dtype float32, a higher optimizer.lr, or "
+                "for low-rank adapters policy.lora.sync=adapter"
             )
-        )
-        raise CanaryError(
-            f"engine {name} does not hold snapshot {snapshot.version}: probe log-probs differ by up to "
-            f"{worst:.2e}, allowed is its canary_tolerance={tolerance}. If policy.dtype or "
-            "engine.dtype is bfloat16, give both the same dtype and set engine.canary_tolerance=1.0 (with "
-            "engine=auto: engine.vllm.dtype, engine.vllm.canary_tolerance); otherwise the engine's weights are stale. "
-            f"In full: {rows}"
-        )
-    return engine_logprobs
+        differences = [abs(a - b) for a, b in zip(logprobs, snapshot.probe_logprobs, strict=True)]
+        worst = max(d if math.isfinite(d) else math.inf for d in differences)
+        if worst > self._tolerance:
+            raise CanaryError(
+                f"engine {self._name} does not hold snapshot {snapshot.version}: probe log-probs differ by up to "
+                f"{worst:.2e}, allowed is its canary_tolerance={self._tolerance}. If policy.dtype or engine.dtype is "
+                "bfloat16, give both the same dtype and set engine.canary_tolerance=1.0 (with engine=auto: "
+                "engine.vllm.dtype, engine.vllm.canary_tolerance); otherwise the engine's weights are stale. In full: "
+                + "; ".join(
+                    f"position {position}: engine {mine:.6f}, trainer {theirs:.6f}"
+                    for position, mine, theirs in zip(
+                        snapshot.probe.positions, logprobs, snapshot.probe_logprobs, strict=True
+                    )
+                )
+            )
+        self._last = (snapshot.probe_logprobs, logprobs)
+        return logprobs
+
+    def _before(self, snapshot: Snapshot) -> tuple[float, ...] | None:
+        """Return the last answer, where it was to another snapshot."""
+        is_other = self._last is not None and self._last[0] != snapshot.probe_logprobs
+        return self._last[1] if self._last is not None and is_other else None

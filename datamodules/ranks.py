@@ -20,6 +20,7 @@ from torch.distributed.rendezvous import rendezvous
 Result = TypeVar("Result")
 LONGEST_WAIT = timedelta(hours=12)  # for rank 0, which may sample a round or make a warm start meanwhile
 AGREED_END = 75  # status of processes that want to be started again (EX_TEMPFAIL of sysexits.h)
+AGAIN = "OFFBEAT_AGAIN"  # names a file that they leave then: starters of several processes pass no status on
 
 
 def started_ranks(environment: Mapping[str, str]) -> int:
@@ -127,17 +128,6 @@ def _run_id(environment: Mapping[str, str]) -> str:
         return f"slurm-{job}-{environment.get('SLURM_STEP_ID', '0')}"
     agent = psutil.Process(os.getppid())  # torchrun itself, which outlives the processes that it starts again
     return time.strftime("%Y-%m-%d/%H-%M-%S", time.localtime(agent.create_time()))
-
-
-def quiet_logging() -> list[str]:
-    """Return Hydra's overrides for a rank other than 0: no files; warnings and errors to the console, with the rank."""
-    line = f"[rank {rank()}][%(name)s][%(levelname)s] %(message)s"
-    return [
-        "hydra.output_subdir=null",
-        "hydra/job_logging=stdout",
-        "hydra.job_logging.root.level=WARNING",
-        f"hydra.job_logging.formatters.simple.format='{line}'",
-    ]
 
 
 def leave() -> None:

@@ -8,7 +8,7 @@ from itertools import count
 
 from tqdm import tqdm
 
-from datamodules.canary import check_canary
+from datamodules.canary import Canary
 from datamodules.clock import Clock
 from datamodules.codec import Codec
 from datamodules.engines.engine import Engine, EngineDied
@@ -50,18 +50,16 @@ class Sampler:
         self.clock = clock
         self.max_restarts = max_restarts
         self._loaded: int | None = None
-        self._last: tuple[Snapshot, tuple[float, ...]] | None = None  # what the engine last answered to the canary
+        self._canary = Canary(engine.name, engine.canary_tolerance)
 
     def load(self, version: int) -> Snapshot:
         """Put a snapshot into the engine, unless it is there, and prove it by the canary."""
         snapshot = self.snapshots.get(version)
         if self._loaded != version:
-            with self.clock.measure("sync" if self._last else "engine start"):
+            with self.clock.measure("engine start" if self._canary.is_first else "sync"):
                 self._loaded = None
                 self.engine.load(snapshot)
-                is_other = self._last is not None and self._last[0].probe_logprobs != snapshot.probe_logprobs
-                answers = check_canary(self.engine, snapshot, self._last[1] if self._last and is_other else None)
-                self._last = (snapshot, answers)
+                self._canary.check(snapshot, self.engine.score(snapshot.probe))
                 self._loaded = version
         return snapshot
 

@@ -1,4 +1,4 @@
-"""The repeated layers of a Hugging Face model: what is compiled one by one."""
+"""The repeated layers of a Hugging Face model: what is compiled and sharded one by one."""
 
 from torch import nn
 

@@ -87,9 +87,9 @@ def weights(directory: Path) -> dict[str, torch.Tensor]:
     return {name: weight for file in files for name, weight in load_file(file).items()}
 
 
-def losses(directory: Path) -> list[float]:
-    """Return each optimizer step's loss, where every step was logged."""
-    return pd.read_csv(directory / "metrics.csv")["train/loss"].dropna().tolist()
+def losses(directory: Path, column: str = "train/loss") -> list[float]:
+    """Return each optimizer step's loss, or another of its values, where every step was logged."""
+    return pd.read_csv(directory / "metrics.csv")[column].dropna().tolist()
 
 
 def assert_same_run(a: Path, b: Path) -> None:

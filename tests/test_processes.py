@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -61,6 +62,24 @@ def test_a_job_that_is_ended_takes_its_processes_along(by: signal.Signals, tmp_p
     job.send_signal(by)
     job.wait(60)
     _wait_until(lambda: not any(c.is_running() and c.status() != psutil.STATUS_ZOMBIE for c in children))
+
+
+def test_a_job_that_is_told_that_its_time_is_up_ends_its_processes_after_the_round(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    settings = ["trainer=ddp", "trainer.devices=2", "+callbacks.pause._target_=test_slurm.WaitForTheSignal"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}/tests", "SLURM_RESTART_COUNT": "0"}
+    job = subprocess.Popen(program(*small(*settings), f"hydra.run.dir={run}"), cwd=tmp_path, env=environment)
+    _wait_until(lambda: (run / "in-round-0").exists())
+    job.send_signal(signal.SIGUSR1)
+    assert job.wait(60) == 75
+    assert [path.name for path in (run / "checkpoints").glob("round-*")] == ["round-000000.ckpt"]
+    assert not (run / "again").exists()
+
+
+@pytest.mark.parametrize("nodes", ["two", 0, True])
+def test_other_numbers_of_nodes_are_refused_by_their_key(nodes: Any, small_run: SmallRun) -> None:
+    with pytest.raises(ValueError, match=rf"trainer\.num_nodes must be the number of nodes, 1 and up, got {nodes!r}"):
+        run_ranks(OmegaConf.to_yaml(small_run(), resolve=True), 2, nodes)
 
 
 def test_nodes_meet_where_slurm_says_and_other_nodes_than_asked_for_are_refused() -> None:

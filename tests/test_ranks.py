@@ -7,6 +7,7 @@ import random
 import re
 import signal
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from modules.policy import Policy
 from train import train
 
 SmallRun = Callable[..., DictConfig]
-HEADS = ("topr", "asymre", "oapl", "grpo", "positives_only", "reinforce")
+HEADS = ("topr", "asymre", "oapl", "grpo", "positives_only", "reinforce", "supervised")
 ROUNDS = 5
 
 
@@ -64,14 +65,17 @@ def offline(recording: Path) -> list[str]:
 def test_two_processes_learn_what_one_learns_under_every_head(
     trainer: str, recording: Path, small_run: SmallRun, tmp_path: Path
 ) -> None:
-    heads = ",".join(HEADS)
-    sweep = [f"objective={heads}", f"trainer={trainer}", f"hydra.sweep.dir={tmp_path}/two"]
-    torchrun(2, "-m", *small(*offline(recording)), *sweep)
-    for number, head in enumerate(HEADS):
-        alone, two = tmp_path / head, tmp_path / "two" / str(number)
-        train(small_run(*offline(recording), f"objective={head}", directory=alone))
+    swept = {"objective": HEADS, "policy.tie_word_embeddings": ("true", "false")}
+    sweep = [f"{key}={','.join(values)}" for key, values in swept.items()]
+    torchrun(2, "-m", *small(*offline(recording)), *sweep, f"trainer={trainer}", f"hydra.sweep.dir={tmp_path}/two")
+    for number, (head, tied) in enumerate(product(*swept.values())):
+        alone, two = tmp_path / f"{head}-{tied}", tmp_path / "two" / str(number)
+        train(
+            small_run(*offline(recording), f"objective={head}", f"policy.tie_word_embeddings={tied}", directory=alone)
+        )
         assert len(losses(alone)) == 2 * ROUNDS
         assert losses(two) == pytest.approx(losses(alone), abs=1e-5), head
+        assert losses(two, "train/grad_norm") == pytest.approx(losses(alone, "train/grad_norm"), rel=1e-4), head
         assert weights(two).keys() == weights(alone).keys()
         torch.testing.assert_close(weights(two), weights(alone), rtol=0.0, atol=1e-4)
 
@@ -174,6 +178,7 @@ def test_only_rank_0_writes_the_log(recording: Path, tmp_path: Path) -> None:
     arguments = [*small(*offline(recording)), "trainer=ddp", "+callbacks.warn._target_=test_ranks.Warn"]
     printed = torchrun(2, *arguments, "rounds=1", f"hydra.run.dir={tmp_path}/run")
     assert "[rank 1][test_ranks][WARNING] heard of" in printed
+    assert "[rank 1][callbacks" not in printed
     written = (tmp_path / "run" / "train.log").read_text()
     assert written.count("heard of") == 1
     assert written.count("training and 8 held-out prompts") == 1

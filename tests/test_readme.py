@@ -69,10 +69,11 @@ def test_each_command_for_several_processes_runs(command: str, tmp_path: Path, m
 
 @pytest.mark.parametrize("command", EXPORT)
 def test_the_export_command_runs(command: str, tmp_path: Path, model: Path, run: Callable[..., None]) -> None:
-    run(["experiment=quickstart", "hydra.run.dir=outputs/DATE/TIME", *_small(model, []), "rounds=1"], {})
+    adapters = ["policy/lora=adapters"] if "--adapter" in command else []
+    run(["experiment=quickstart", "hydra.run.dir=outputs/DATE/TIME", *adapters, *_small(model, []), "rounds=1"], {})
     words = [sys.executable, *shlex.split(command)[1:]]
     subprocess.run(words, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True)
-    assert (tmp_path / "exported" / "model.safetensors").is_file()
+    assert (tmp_path / ("adapter/adapter_model.safetensors" if adapters else "exported/model.safetensors")).is_file()
 
 
 def _earlier(arguments: list[str]) -> list[str]:
@@ -105,7 +106,7 @@ def _small(model: Path, arguments: list[str]) -> list[str]:
     sizes = ["datamodule.prompts_per_round=4", "datamodule.group_size=2"]
     is_arithmetic = not any(a.startswith("prompts") for a in arguments)
     return [
-        *([] if "engine=transformers_process" in arguments else ["engine=transformers"]),
+        *_engine(arguments),
         *([] if "experiment=quickstart_offline" in arguments else sizes),
         *(["prompts.num_train=64", "prompts.num_held_out=8"] if is_arithmetic else []),
         "warm_start=none",
@@ -114,6 +115,13 @@ def _small(model: Path, arguments: list[str]) -> list[str]:
         "datamodule.batch_size=8",
         "datamodule.sampling.max_tokens=4",
     ]
+
+
+def _engine(arguments: list[str]) -> list[str]:
+    if "engine=vllm_server" in arguments:
+        pytest.importorskip("vllm")
+        return ["engine.kv_cache_mb=64"]
+    return [] if "engine=transformers_process" in arguments else ["engine=transformers"]
 
 
 def _filled(argument: str, directory: Path, model: Path) -> str:

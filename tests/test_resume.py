@@ -12,7 +12,6 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 import torch
-import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from omegaconf import DictConfig
@@ -20,7 +19,6 @@ from runs import assert_same_run, metrics, sampled, weights
 
 from callbacks.run_summary import RunSummary
 from callbacks.verifiers.number import Number
-from conf.resume import changed_keys, check_same_experiment
 from datamodules.engines.transformers import TransformersEngine
 from datamodules.snapshots import SnapshotStore
 from modules.policy import Policy
@@ -166,30 +164,21 @@ def test_twenty_kills_at_random_moments_cost_no_bit(undisturbed: Path, small_run
     assert_same_run(tmp_path / "run", undisturbed)
 
 
-def test_what_makes_another_experiment_is_refused_by_its_keys_unless_allowed(
-    small_run: SmallRun, tmp_path: Path, caplog: pytest.LogCaptureFixture
+def test_a_restart_before_the_first_checkpoint_of_a_run_that_goes_on_elsewhere_starts_from_there_again(
+    small_run: SmallRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    train(small_run("rounds=1"))
-    harmless = ["rounds=2", "resume=true", "trainer.log_every_n_steps=7", "logger=csv"]
-    with pytest.raises(ValueError, match=r"other values of seed, lag, objective\.topr\.baseline, so this would be"):
-        train(small_run(*harmless, "seed=1", "lag=2", "objective.topr.baseline=0.1"))
-    train(small_run(*harmless, "lag=2", "allow_config_change=true"))
-    assert "changed on resume: lag was 1 and is 2" in caplog.messages
-    assert "changed on resume: trainer.log_every_n_steps was 1 and is 7" in caplog.messages
-    assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["lag"] == 2
+    train(small_run(*SETTINGS, "rounds=2", directory=tmp_path / "a"))
+    going_on = [*SETTINGS, f"ckpt_path={tmp_path}/a/checkpoints/last.ckpt"]
+    train(small_run(*going_on, directory=tmp_path / "whole"))
 
+    def killed() -> None:
+        kill_at(torch.optim.AdamW, "step", 1, after=True)
+        train(small_run(*going_on))
 
-@pytest.mark.parametrize("key", ["datamodule.lag=2", "datamodule.seed=3"])
-def test_a_copy_that_was_set_by_itself_is_a_change(key: str, small_run: SmallRun) -> None:
-    train(small_run("rounds=1"))
-    with pytest.raises(ValueError, match=f"other values of {key.partition('=')[0]}, so"):
-        train(small_run("rounds=2", "resume=true", key))
-
-
-def test_another_verifier_is_another_experiment(small_run: SmallRun) -> None:
-    train(small_run("rounds=1"))
-    with pytest.raises(ValueError, match=r"other values of verifier\._target_, so"):
-        train(small_run("rounds=2", "resume=true", "verifier=exact"))
+    assert in_child(killed) == -signal.SIGKILL
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    train(small_run(*going_on))
+    torch.testing.assert_close(weights(tmp_path / "run"), weights(tmp_path / "whole"), rtol=0.0, atol=0.0)
 
 
 def test_a_checkpoint_is_not_continued_where_another_run_or_a_newer_checkpoint_is(
@@ -204,22 +193,6 @@ def test_a_checkpoint_is_not_continued_where_another_run_or_a_newer_checkpoint_i
     older.write_bytes(b"older")
     with pytest.raises(ValueError, match="is newer; to go back"):
         train(small_run("rounds=3", f"ckpt_path={older}", directory=tmp_path / "b"))
-
-
-def test_more_rounds_are_another_experiment_only_under_a_schedule_that_counts_them() -> None:
-    for schedule, is_refused in (("get_constant_schedule", False), ("get_linear_schedule_with_warmup", True)):
-        before = {"rounds": 3, "scheduler": {"_target_": schedule}, "allow_config_change": False}
-        if is_refused:
-            with pytest.raises(ValueError, match="rounds"):
-                check_same_experiment(before, {**before, "rounds": 5})
-        else:
-            check_same_experiment(before, {**before, "rounds": 5})
-
-
-def test_changes_are_found_in_nested_keys_and_new_ones() -> None:
-    before = {"a": {"b": 1, "c": [1, 2]}, "d": None, "gone": 3}
-    after = {"a": {"b": 2, "c": [1, 2]}, "d": None, "new": {}}
-    assert changed_keys(before, after) == {"a.b": (1, 2), "gone": (3, None), "new": (None, {})}
 
 
 def test_what_is_not_there_is_not_resumed(small_run: SmallRun, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import aiohttp
 
-from datamodules.canary import check_answer
+from datamodules.canary import Canary
 from datamodules.engines.vllm_front import PROBE, SNAPSHOT
 from datamodules.snapshots import Snapshot, SnapshotStore
 from datamodules.types import Completion, Probe, Sampling
@@ -44,10 +44,9 @@ class Server:
     def __init__(self, url: str, session: aiohttp.ClientSession, tolerance: float) -> None:
         self.url = url.rstrip("/")
         self._session = session
-        self._tolerance = tolerance
+        self._canary = Canary(self.url, tolerance)
         self._label = ""  # of the snapshot that it proved to hold
         self._model: dict[str, str] = {}  # names the adapter in a request, where there is one
-        self._last: tuple[Snapshot, tuple[float, ...]] | None = None
 
     async def is_up(self) -> bool:
         """Whether it answers at all."""
@@ -75,11 +74,7 @@ class Server:
         body = {"path": str(snapshot.path), "label": wanted, "is_adapter": is_adapter}
         if (await self._post(SNAPSHOT, body, seconds)).get("label") != wanted:
             raise ServerFault(f"{self.url} does not say that it took snapshot {snapshot.version}")
-        logprobs = await self.score(snapshot.probe, seconds)
-        is_other = self._last is not None and self._last[0].probe_logprobs != snapshot.probe_logprobs
-        previous = self._last[1] if self._last and is_other else None
-        answer = check_answer(self.url, self._tolerance, snapshot, logprobs, previous)
-        self._last = (snapshot, answer)
+        self._canary.check(snapshot, await self.score(snapshot.probe, seconds))
         self._label = wanted
 
     async def score(self, probe: Probe, seconds: float) -> list[float]:

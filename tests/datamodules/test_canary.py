@@ -2,13 +2,15 @@
 
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from canaries import check_canary
 
-from datamodules.canary import CanaryError, check_canary, make_probe
+from datamodules.canary import Canary, CanaryError, make_probe
 from datamodules.snapshots import Snapshot
 from datamodules.types import EncodedPrompt, Probe, Prompt
 
@@ -33,9 +35,13 @@ def test_an_engine_within_its_tolerance_passes_and_its_answer_is_returned(logpro
 
 def test_an_engine_that_answers_as_before_an_update_is_caught_though_it_is_within_tolerance() -> None:
     stale = (-1.0, -2.5001, -0.125)
-    assert check_canary(engine(*stale), SNAPSHOT, previous=(-1.0, -2.5002, -0.125)) == stale
+    canary = Canary("fake", 0.25)
+    before = replace(SNAPSHOT, version=11, probe_logprobs=(-1.0, -2.5002, -0.125))
+    assert canary.check(before, stale) == stale
     with pytest.raises(CanaryError, match="exactly as for the one before"):
-        check_canary(engine(*stale), SNAPSHOT, previous=stale)
+        canary.check(SNAPSHOT, stale)
+    assert canary.check(before, stale) == stale  # loaded again, it may answer the same
+    assert canary.check(SNAPSHOT, (-1.0, -2.5, -0.125)) == (-1.0, -2.5, -0.125)
 
 
 def test_an_engine_with_other_weights_is_named_with_version_both_values_and_the_key() -> None:

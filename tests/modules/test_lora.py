@@ -36,6 +36,12 @@ def train(policy: Policy) -> None:
             factor.add_(0.2 * torch.randn_like(factor))
 
 
+def probe_of(directory: Path, policy: Policy) -> tuple[float, ...]:
+    """Return the log-probs of a saved model."""
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    return Policy(model, policy.tokenizer).probe_logprobs(PROBE)
+
+
 def test_a_policy_starts_as_its_base_and_only_the_factors_train() -> None:
     torch.manual_seed(0)
     base = tiny_policy(64, 2, 2, 128, 256, True)
@@ -52,8 +58,7 @@ def test_merged_weights_are_the_policy_and_leave_it_as_it_was(tied: bool, tmp_pa
     policy = make_policy(tied=tied)
     before = {name: weight.clone() for name, weight in policy.state_dict().items()}
     policy.save_snapshot(tmp_path)
-    model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32, attn_implementation="packed")
-    assert Policy(model, policy.tokenizer).probe_logprobs(PROBE) == pytest.approx(policy.probe_logprobs(PROBE), abs=1e-5)
+    assert probe_of(tmp_path, policy) == pytest.approx(policy.probe_logprobs(PROBE), abs=1e-5)
     torch.testing.assert_close(policy.state_dict(), before, rtol=0.0, atol=0.0)
 
 
@@ -92,15 +97,13 @@ def test_layers_that_keep_their_weights_transposed_are_merged(tmp_path: Path) ->
     policy = Policy(transformers.GPT2LMHeadModel(config), character_tokenizer(), lora=SETTINGS)
     train(policy)
     policy.save_pretrained(tmp_path)
-    loaded = Policy(AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32), policy.tokenizer)
-    assert loaded.probe_logprobs(PROBE) == pytest.approx(policy.probe_logprobs(PROBE), abs=1e-5)
+    assert probe_of(tmp_path, policy) == pytest.approx(policy.probe_logprobs(PROBE), abs=1e-5)
 
 
 def test_an_output_head_of_its_own_may_be_a_target(tmp_path: Path) -> None:
     policy = make_policy(tied=False, lora=LoRA(4, 6.0, ["lm_head"], "merged"))
     policy.save_pretrained(tmp_path)
-    model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32, attn_implementation="packed")
-    assert Policy(model, policy.tokenizer).probe_logprobs(PROBE) == pytest.approx(policy.probe_logprobs(PROBE), abs=1e-5)
+    assert probe_of(tmp_path, policy) == pytest.approx(policy.probe_logprobs(PROBE), abs=1e-5)
 
 
 def test_a_merge_is_the_papers_sum() -> None:

@@ -55,6 +55,7 @@ def make_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Calla
     def make(endpoints: list[str] | None, **settings: Any) -> VLLMServerEngine:
         defaults: dict[str, Any] = {
             "num_servers": 1, "devices": None, "api_key_variable": "OFFBEAT_TEST_KEY", "verify_tls": True,
+            "tls_certificates": None,
             "max_in_flight": 8, "start_seconds": 120.0, "patience_seconds": 60.0, "directory": str(tmp_path / "logs"),
             "dtype": "float32", "kv_cache_mb": 64, "max_model_len": None, "tensor_parallel_size": 1,
             "enforce_eager": True, "canary_tolerance": 1e-3,

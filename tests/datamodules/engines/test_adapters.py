@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 import torch
+from canaries import check_canary
 
-from datamodules.canary import CanaryError, check_canary
+from datamodules.canary import CanaryError
 from datamodules.engines.engine import Engine
 from datamodules.snapshots import Snapshot, SnapshotStore
 from datamodules.types import Probe, Sampling
@@ -56,11 +57,11 @@ def test_each_sync_reaches_the_probe_and_the_samples(
         for version in range(3):
             snapshot = publish_trained(policy, tmp_path, version)
             engine.load(snapshot)
-            assert check_canary(engine, snapshot) == pytest.approx(snapshot.probe_logprobs, abs=1e-5)
+            assert check_canary(engine, snapshot) == pytest.approx(snapshot.probe_logprobs, abs=1e-4)
             ((_, sample),) = engine.generate([PROMPT], Sampling(max_tokens=8), [version], [2])
             positions = tuple(range(len(PROMPT), len(PROMPT) + len(sample.token_ids)))
             expected = policy.probe_logprobs(Probe((*PROMPT, *sample.token_ids), positions, 1.0))
-            assert sample.logprobs == pytest.approx(expected, abs=1e-5)
+            assert sample.logprobs == pytest.approx(expected, abs=1e-4)
     finally:
         engine.close()
 

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from canaries import check_canary
 
-from datamodules.canary import CanaryError, check_canary
+from datamodules.canary import CanaryError
 from datamodules.engines.engine import Engine
 from datamodules.snapshots import Snapshot
 from datamodules.types import Completion, Sampling

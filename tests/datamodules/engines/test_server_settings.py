@@ -1,5 +1,9 @@
 """Settings of vLLM servers that cannot be are refused before anything is asked of one."""
 
+import os
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -7,7 +11,7 @@ from typing import Any
 import pytest
 from pools import KEY
 
-from datamodules.engines.serve import check_host
+from datamodules.engines.serve import ENDS_WITH_PARENT, check_host
 from datamodules.engines.vllm_server import VLLMServerEngine
 from datamodules.snapshots import Snapshot
 from modules.policy import Policy
@@ -31,14 +35,17 @@ def test_a_server_that_cannot_start_ends_the_run_with_its_last_words(
         ({"endpoints": []}, r"engine\.endpoints must list different addresses"),
         ({"endpoints": ["http://a:1", "http://a:1"]}, r"engine\.endpoints must list different addresses"),
         ({"endpoints": ["node3:8000"]}, r"engine\.endpoints must look like http://node3:8000, got 'node3:8000'"),
+        ({"endpoints": ["http://node3:8000/v1"]}, r"engine\.endpoints must look like http://node3:8000, got .*/v1"),
+        ({"endpoints": ["http://a:1"], "api_key_variable": None}, r"engine\.api_key_variable must name an environment"),
         ({"endpoints": ["http://me:secret@node3:8000"]}, r"engine\.endpoints must not hold a key"),
         ({"endpoints": ["http://a:1"], "max_in_flight": 0}, r"engine\.max_in_flight must be above 0, got 0"),
         ({"endpoints": ["http://a:1"], "patience_seconds": 0}, r"engine\.patience_seconds must be above 0"),
         (
-            {"endpoints": ["https://a:1"], "verify_tls": "no-such.pem"},
-            r"engine\.verify_tls: no-such\.pem holds no cert",
+            {"endpoints": ["https://a:1"], "tls_certificates": "no-such.pem"},
+            r"engine\.tls_certificates: no-such\.pem holds no cert",
         ),
         ({"endpoints": None, "num_servers": 2}, r"engine\.devices must have one entry for each of 2 .* got None"),
+        ({"endpoints": None, "num_servers": 2, "devices": "01"}, r"engine\.devices must have one entry for each of 2"),
         ({"endpoints": None, "num_servers": 2, "devices": ["0"]}, r"engine\.devices must have one entry for each of 2"),
     ],
 )
@@ -50,6 +57,26 @@ def test_settings_that_name_no_servers_are_refused_by_their_key(
     with pytest.raises(ValueError, match=message) as raised:
         make_pool(**settings)
     assert "secret" not in str(raised.value)
+
+
+def test_what_is_no_servers_fault_is_raised_at_once(
+    make_policy: Callable[..., Policy], publish: Callable[..., Snapshot], tmp_path: Path, make_pool: MakePool
+) -> None:
+    pytest.importorskip("vllm")
+    (tmp_path / "file").touch()
+    engine = make_pool(None, num_servers=2, devices=[0, 1], directory=str(tmp_path / "file"))
+    start = time.monotonic()
+    with pytest.raises(OSError, match="file"):
+        engine.load(publish(make_policy(), tmp_path))
+    assert time.monotonic() - start < 30  # and not after start_seconds
+
+
+def test_a_server_whose_driver_is_gone_before_it_is_up_ends_itself() -> None:
+    words = [sys.executable, "-m", "datamodules.engines.serve", "no-model"]
+    environment = {**os.environ, ENDS_WITH_PARENT: "1"}
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    assert "the process 1 that started this server has ended" in done.stderr
 
 
 def test_a_server_lets_others_in_only_with_a_key() -> None:

@@ -11,9 +11,9 @@ from typing import Any
 
 import psutil
 import pytest
+from canaries import check_canary
 from runs import command_line
 
-from datamodules.canary import check_canary
 from datamodules.engines.engine import Engine
 from datamodules.engines.vllm import VLLMEngine
 from datamodules.snapshots import Snapshot

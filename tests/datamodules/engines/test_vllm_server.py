@@ -7,6 +7,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import psutil
@@ -18,6 +19,7 @@ from runs import command_line
 
 from datamodules.canary import CanaryError
 from datamodules.engines.engine import EngineDied
+from datamodules.engines.server_pool import NoServerLeft
 from datamodules.engines.server_process import ServerProcess
 from datamodules.engines.vllm_server import VLLMServerEngine
 from datamodules.snapshots import Snapshot
@@ -42,7 +44,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory, snapshots: list[Snapshot])
     logs = tmp_path_factory.mktemp("servers")
     words = ["--dtype", "float32", "--kv-cache-memory-bytes", str(2**26), "--enforce-eager"]
     processes = [ServerProcess(words, str(i), KEY, logs / f"{i}.log") for i in range(2)]  # a core for each
-    urls = [process.start(snapshots[0].path, has_gpus=False) for process in processes]
+    urls = [process.start(snapshots[0].path, [], has_gpus=False) for process in processes]
     for url in urls:
         wait_until_up(url)
     yield urls
@@ -66,7 +68,7 @@ def undisturbed(servers: list[str], snapshots: list[Snapshot]) -> list[Completio
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("OFFBEAT_TEST_KEY", KEY)
         engine = VLLMServerEngine(
-            servers[:1], 1, None, "OFFBEAT_TEST_KEY", True, 64, 120.0, 120.0, "", "float32", 64, None, 1, True, 1e-3
+            servers[:1], 1, None, "OFFBEAT_TEST_KEY", True, None, 64, 99.0, 99.0, "", "float32", 64, None, 1, True, 1e-3
         )
         engine.load(snapshots[1])
         completions = draw(engine)
@@ -130,16 +132,13 @@ def test_a_server_that_hangs_or_is_slow_does_not_hold_up_the_round(
 def test_a_server_that_only_pretends_to_load_is_never_used(
     servers: list[str], snapshots: list[Snapshot], undisturbed: list[Completion], make_pool: MakePool
 ) -> None:
-    def pretend(_: FaultyProxy, request: web.Request, answer: bytes) -> Any:
-        return web.json_response({"label": "1-pretended"}) if request.path == "/snapshot" else None
-
     class Pretender(FaultyProxy):
         async def _pass_on(self, request: web.Request) -> web.StreamResponse:
             if request.path == "/snapshot":
                 return web.json_response({"label": (await request.json())["label"]})
             return await super()._pass_on(request)
 
-    proxy = Pretender(servers[1], pretend, spared=0)
+    proxy = Pretender(servers[1], lambda *_: None, spared=0)
     engine = make_pool([servers[0], proxy.url])
     make_pool([servers[1]]).load(snapshots[0])  # what it really holds
     engine.load(snapshots[1])
@@ -157,17 +156,51 @@ def test_a_pool_without_a_server_left_says_so_in_bounded_time(
     engine = make_pool([proxy.url for proxy in proxies], patience_seconds=3.0)
     engine.load(snapshots[1])
     start = time.monotonic()
-    with pytest.raises(EngineDied, match=r"no server answered for 3 s \(engine\.patience_seconds\): .*out of memory"):
+    with pytest.raises(NoServerLeft, match=r"no server answered for 3 s \(engine\.patience_seconds\): .*out of memory"):
         draw(engine)
     assert time.monotonic() - start < 30
     for proxy in proxies:
         proxy.close()
 
 
+@pytest.mark.parametrize(
+    ("status", "message"), [(400, "no server can be used: .*400.*too long"), (500, "no server answered for 1 s")]
+)
+def test_requests_that_every_server_refuses_end_the_round(
+    status: int, message: str, servers: list[str], snapshots: list[Snapshot], make_pool: MakePool
+) -> None:
+    def refuse(_: FaultyProxy, request: web.Request, answer: bytes) -> Any:
+        return web.Response(status=status, text="too long") if request.path.endswith("/generate") else None
+
+    proxies = [FaultyProxy(url, refuse, spared=0) for url in servers]
+    engine = make_pool([proxy.url for proxy in proxies], patience_seconds=1.0)
+    engine.load(snapshots[1])
+    with pytest.raises(NoServerLeft, match=message):
+        draw(engine)
+    for proxy in proxies:
+        proxy.close()
+
+
+def test_who_waits_for_an_engine_that_is_closed_is_told(
+    servers: list[str], snapshots: list[Snapshot], make_pool: MakePool
+) -> None:
+    proxy = FaultyProxy(servers[0], wait_long, spared=0)
+    engine = make_pool([proxy.url])
+    engine.load(snapshots[1])
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(draw, engine)
+        while not proxy.asked:
+            time.sleep(0.01)
+        engine.close()
+        with pytest.raises(EngineDied, match="closed meanwhile"):
+            waiting.result(timeout=10)
+    proxy.close()
+
+
 def test_nobody_there_and_a_wrong_key_are_told_apart(
     servers: list[str], snapshots: list[Snapshot], make_pool: MakePool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(EngineDied, match=r"no server answered for 2 s .*127\.0\.0\.1:9: .*ClientConnectorError"):
+    with pytest.raises(NoServerLeft, match=r"no server answered for 2 s .*127\.0\.0\.1:9: .*ClientConnectorError"):
         make_pool(["http://127.0.0.1:9"], patience_seconds=2.0).load(snapshots[0])
     monkeypatch.setenv("OFFBEAT_TEST_KEY", "wrong")
     with pytest.raises(RuntimeError, match=r"refuses the key \(401\); see engine\.api_key_variable"):
