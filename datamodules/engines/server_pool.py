@@ -29,13 +29,17 @@ class ServerPool:
     Args:
         members: at least one.
         max_in_flight: requests that one of them has at a time, siblings of one prompt always together.
-        patience_seconds: longest time without any answer from a member that has requests, or without any member.
+        patience_seconds: longest time without any answer from a member that has requests.
+        start_seconds: what a member may take besides to come up again.
     """
 
-    def __init__(self, members: Sequence[Member], max_in_flight: int, patience_seconds: float) -> None:
+    def __init__(
+        self, members: Sequence[Member], max_in_flight: int, patience_seconds: float, start_seconds: float
+    ) -> None:
         self.members = list(members)
         self.max_in_flight = max_in_flight
         self.patience = patience_seconds
+        self.longest_absence = patience_seconds + start_seconds
         self._rising: dict[Member, asyncio.Task[None]] = {}
 
     async def load(self, snapshot: Snapshot) -> None:
@@ -99,8 +103,11 @@ class ServerPool:
         if all(member.is_lost for member in self.members):
             wrong = [m.fault for m in self.members if isinstance(m.fault, CanaryError)]
             raise wrong[0] if wrong else NoServerLeft(f"no server can be used: {reasons}")
-        if time.monotonic() - since > self.patience:
-            raise NoServerLeft(f"no server answered for {self.patience:.0f} s (engine.patience_seconds): {reasons}")
+        if time.monotonic() - since > self.longest_absence:
+            raise NoServerLeft(
+                f"no server answered for {self.longest_absence:.0f} s (engine.patience_seconds, and of servers that are "
+                f"started here engine.start_seconds): {reasons}"
+            )
 
     async def complete(
         self, prompts: Sequence[Sequence[int]], snapshot: Snapshot, ask: Ask
@@ -130,7 +137,7 @@ class ServerPool:
                     for task in tasks:
                         if task.done():
                             task.result()  # a bug of ours, not a server's fault: it is raised here
-                is_silent = time.monotonic() - heard > MAX_SILENCE * self.patience
+                is_silent = time.monotonic() - heard > MAX_SILENCE * self.longest_absence
                 if any(member.holds == snapshot for member in self.members) and not is_silent:
                     seen = time.monotonic()
                 else:

@@ -124,8 +124,8 @@ class VLLMServerEngine:
             members = [self._own(number, devices, str(key)) for number, devices in enumerate(self._devices)]
         else:
             members = [self._given(url) for url in self._endpoints]
-        patience = self._patience + (0.0 if self._endpoints else self._start_seconds)
-        self._pool = ServerPool(members, self._max_in_flight, patience)
+        starting = 0.0 if self._endpoints else self._start_seconds
+        self._pool = ServerPool(members, self._max_in_flight, self._patience, starting)
 
     def _given(self, url: str) -> Member:
         assert self._session is not None

@@ -156,7 +156,7 @@ def test_a_pool_without_a_server_left_says_so_in_bounded_time(
     engine = make_pool([proxy.url for proxy in proxies], patience_seconds=3.0)
     engine.load(snapshots[1])
     start = time.monotonic()
-    with pytest.raises(NoServerLeft, match=r"no server answered for 3 s \(engine\.patience_seconds\): .*out of memory"):
+    with pytest.raises(NoServerLeft, match=r"no server answered for 3 s .*out of memory"):
         draw(engine)
     assert time.monotonic() - start < 30
     for proxy in proxies:
