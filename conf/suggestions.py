@@ -90,7 +90,7 @@ def check_values(cfg: Mapping[str, Any], conf: Path) -> None:
     for key, default in _plain_defaults(conf):
         value = given.get(key)
         wanted = "true or false" if isinstance(default, bool) else f"a number such as {default:g}"
-        is_right = isinstance(value, bool) == isinstance(default, bool) and not isinstance(value, str)
+        is_right = isinstance(value, bool) == isinstance(default, bool) and isinstance(value, int | float)
         if key in given and value is not None and not is_right:
             raise ValueError(f"{key} must be {wanted}, got {value!r}")
     for key in ("rounds", "num_threads"):

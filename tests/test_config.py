@@ -1,5 +1,7 @@
 """Every option of every group composes into a run and builds, from the moment its file exists."""
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -109,6 +111,8 @@ def test_a_mistyped_key_ends_the_program_with_the_nearest() -> None:
         ("objective.topr.weight=heavy", r"objective\.topr\.weight must be a number"),
         ("datamodule.prefetch=maybe", r"datamodule\.prefetch must be true or false, got 'maybe'"),
         ("lag=true", r"lag must be a number"),
+        ("lag=[1]", r"lag must be a number"),
+        ("rounds=[3]", r"rounds must be a number"),
         ("rounds=0", "rounds must be at least 1, got 0"),
         ("num_threads=0", "num_threads must be at least 1, got 0"),
     ],
@@ -126,6 +130,37 @@ def test_a_value_of_another_kind_is_refused_by_its_key(
 def test_every_option_has_values_of_the_right_kind(option: str, compose: Callable[..., DictConfig]) -> None:
     needs = ["datamodule.path=x"] if option == "experiment=quickstart_offline" else []
     check_values(OmegaConf.to_container(compose(option, *needs), resolve=True), CONF)  # type: ignore[arg-type]
+
+
+def test_null_stands_where_a_number_may_be_left_out(compose: Callable[..., DictConfig]) -> None:
+    cfg = compose("policy_module.max_grad_norm=null")
+    check_values(OmegaConf.to_container(cfg, resolve=True), CONF)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["lag=four"], "lag must be a number such as 10, got 'four'"),
+        (["--config-dir=more", "experiment=mistyped"], "lagg is not a key of the configuration; did you mean lag?"),
+    ],
+)
+def test_the_program_refuses_them_before_anything_starts(arguments: list[str], message: str, tmp_path: Path) -> None:
+    (tmp_path / "more" / "experiment").mkdir(parents=True)
+    (tmp_path / "more" / "experiment" / "mistyped.yaml").write_text("# @package _global_\nlagg: 7\n")
+    done = subprocess.run(
+        [sys.executable, str(CONF.parent / "train.py"), *arguments], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode
+    assert message in done.stderr
+
+
+def test_low_rank_adapters_are_an_option_of_every_policy(compose: Callable[..., DictConfig]) -> None:
+    cfg = compose("policy/lora=adapters", "policy.hidden_size=64", "policy.num_layers=1", "policy.num_heads=2")
+    check_values(OmegaConf.to_container(cfg, resolve=True), CONF)  # type: ignore[arg-type]
+    assert instantiate(cfg.policy).lora.rank == cfg.policy.lora.rank
+    wrong = compose("policy/lora=adapters", "policy.lora.rank=four")
+    with pytest.raises(ValueError, match=r"policy\.lora\.rank must be a number such as 16, got 'four'"):
+        check_values(OmegaConf.to_container(wrong, resolve=True), CONF)  # type: ignore[arg-type]
 
 
 def test_a_slurm_sweep_asks_for_what_the_trainer_uses(compose: Callable[..., DictConfig], tmp_path: Path) -> None:

@@ -50,6 +50,7 @@ def assert_exports(run: Path, base: Path) -> None:
     torch.testing.assert_close({name: merged[name] for name in expected}, expected, rtol=0.0, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_run_whose_engine_takes_adapters_alone_goes_on_elsewhere(small_run: SmallRun, tmp_path: Path) -> None:
     pytest.importorskip("vllm")
     settings = [*ADAPTERS, "policy.lora.sync=adapter", "lag=1"]

@@ -44,6 +44,9 @@ def test_another_verifier_is_another_experiment(small_run: SmallRun) -> None:
     train(small_run("rounds=1"))
     with pytest.raises(ValueError, match=r"other values of verifier\._target_, so"):
         train(small_run("rounds=2", "resume=true", "verifier=exact"))
+    other = "callbacks.verifier_scoring.verifier={_target_: callbacks.verifiers.exact.Exact}"
+    with pytest.raises(ValueError, match=r"other values of callbacks\.verifier_scoring\.verifier"):
+        train(small_run("rounds=2", "resume=true", other))
 
 
 def test_more_rounds_are_another_experiment_only_under_a_schedule_that_counts_them() -> None:

@@ -105,8 +105,8 @@ class ServerPool:
             raise wrong[0] if wrong else NoServerLeft(f"no server can be used: {reasons}")
         if time.monotonic() - since > self.longest_absence:
             raise NoServerLeft(
-                f"no server answered for {self.longest_absence:.0f} s (engine.patience_seconds, and of servers that are "
-                f"started here engine.start_seconds): {reasons}"
+                f"no server answered for {self.longest_absence:.0f} s (engine.patience_seconds, and "
+                f"engine.start_seconds for servers of our own): {reasons}"
             )
 
     async def complete(

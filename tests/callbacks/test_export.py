@@ -7,7 +7,7 @@ import pytest
 import torch
 from omegaconf import DictConfig
 from runs import small, torchrun, weights
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from callbacks.export import export
@@ -30,11 +30,20 @@ def test_the_newest_checkpoint_exports_the_model_that_the_run_ended_with(
         train(small_run(*settings))
     else:
         torchrun(2, *small(*settings), *f"trainer={trainer}".split(), f"hydra.run.dir={tmp_path}/run")
+    expected = weights(tmp_path / "run")
+    spoil(tmp_path / "run" / "snapshots")
     export(tmp_path / "run" / "checkpoints" / "last.ckpt", tmp_path / "exported")
     exported = load_file(tmp_path / "exported" / "model.safetensors")
-    torch.testing.assert_close(exported, weights(tmp_path / "run"), rtol=0.0, atol=0.0)
+    torch.testing.assert_close(exported, expected, rtol=0.0, atol=0.0)
     AutoModelForCausalLM.from_pretrained(tmp_path / "exported")
     assert AutoTokenizer.from_pretrained(tmp_path / "exported").chat_template
+
+
+def spoil(directory: Path) -> None:
+    """Set all weights to zero in the models below a directory, which tell an export no more than the configuration."""
+    for file in directory.glob("**/model*.safetensors"):
+        zeros = {name: torch.zeros_like(weight) for name, weight in load_file(file).items()}
+        save_file(zeros, file, metadata={"format": "pt"})
 
 
 def test_what_is_missing_is_said_and_nothing_is_overwritten(small_run: SmallRun, tmp_path: Path) -> None:
@@ -47,5 +56,16 @@ def test_what_is_missing_is_said_and_nothing_is_overwritten(small_run: SmallRun,
     (tmp_path / "run" / "snapshots").rename(tmp_path / "elsewhere")
     with pytest.raises(ValueError, match="--like"):
         export(checkpoint, tmp_path / "exported")
+    expected = weights(tmp_path / "run")
+    spoil(tmp_path / "run" / "model")
     export(checkpoint, tmp_path / "exported", tmp_path / "run" / "model")
-    torch.testing.assert_close(weights(tmp_path / "run"), load_file(tmp_path / "exported" / "model.safetensors"))
+    torch.testing.assert_close(load_file(tmp_path / "exported" / "model.safetensors"), expected)
+
+
+def test_a_checkpoint_of_another_model_is_refused(small_run: SmallRun, tmp_path: Path) -> None:
+    train(small_run("rounds=1"))
+    checkpoint = torch.load(tmp_path / "run" / "checkpoints" / "last.ckpt", weights_only=True)
+    del checkpoint["state_dict"]["policy.model.model.norm.weight"]
+    torch.save(checkpoint, tmp_path / "other.ckpt")
+    with pytest.raises(ValueError, match=r"does not hold policy\.model\.model\.norm\.weight"):
+        export(tmp_path / "other.ckpt", tmp_path / "exported", tmp_path / "run" / "model")

@@ -105,8 +105,11 @@ def test_an_abandoned_round_leaves_nothing_in_the_engine(engine: Engine, make_sa
     sampler = make_sampler(engine)
     undisturbed = draw(sampler)
 
+    longer = make_sampler(engine)
+    longer.sampling = Sampling(max_tokens=100)  # so that others are still sampled when the first is finished
+
     def abandon() -> None:
-        for _ in sampler.sample(PROMPTS, group_size=2, version=1, round_=4, label="round 4"):  # of other seeds
+        for _ in longer.sample(PROMPTS, group_size=2, version=1, round_=4, label="round 4"):  # of other seeds
             raise RuntimeError("a callback failed")
 
     with pytest.raises(RuntimeError, match=r"a callback failed") as kept:  # with it, the frames of the generators

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from pools import KEY
 
-from datamodules.engines.serve import ENDS_WITH_PARENT, check_host
+from datamodules.engines.serve import ENDS_WITH_PARENT, check_host, main
 from datamodules.engines.vllm_server import VLLMServerEngine
 from datamodules.snapshots import Snapshot
 from modules.policy import Policy
@@ -38,6 +38,8 @@ def test_a_server_that_cannot_start_ends_the_run_with_its_last_words(
         ({"endpoints": ["http://node3:8000/v1"]}, r"engine\.endpoints must look like http://node3:8000, got .*/v1"),
         ({"endpoints": ["http://a:1"], "api_key_variable": None}, r"engine\.api_key_variable must name an environment"),
         ({"endpoints": ["http://me:secret@node3:8000"]}, r"engine\.endpoints must not hold a key"),
+        ({"endpoints": ["http://secret@node3:8000"]}, r"engine\.endpoints must not hold a key"),
+        ({"endpoints": ["http://node3:8000?key=secret"]}, r"engine\.endpoints must not hold a key"),
         ({"endpoints": ["http://a:1"], "max_in_flight": 0}, r"engine\.max_in_flight must be above 0, got 0"),
         ({"endpoints": ["http://a:1"], "patience_seconds": 0}, r"engine\.patience_seconds must be above 0"),
         (
@@ -84,5 +86,13 @@ def test_a_server_lets_others_in_only_with_a_key() -> None:
     check_host("localhost", None)
     check_host("0.0.0.0", KEY)
     for host in ("0.0.0.0", "10.1.2.3", "::", "node3"):
-        with pytest.raises(ValueError, match=rf"--host {host} lets everyone .* set VLLM_API_KEY here"):
-            check_host(host, None)
+        for no_key in (None, ""):
+            with pytest.raises(ValueError, match=rf"--host {host} lets everyone .* set VLLM_API_KEY here"):
+                check_host(host, no_key)
+
+
+def test_so_does_the_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("vllm")
+    monkeypatch.delenv("VLLM_API_KEY", raising=False)
+    with pytest.raises(ValueError, match=r"--host 0\.0\.0\.0 lets everyone"):
+        main([str(tmp_path), "--host", "0.0.0.0"])

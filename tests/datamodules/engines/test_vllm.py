@@ -93,6 +93,7 @@ def test_requests_of_a_caller_that_went_away_are_withdrawn_and_none_is_left_asle
         patched.setattr(core, "add_request", interrupted)  # before the first of them runs
         with pytest.raises(KeyboardInterrupt):
             list(loaded.generate(prompts, sampling, seeds, [2]))
+    assert not core.is_sleeping()
     assert len(list(loaded.generate(prompts, sampling, seeds, [2]))) == 8
 
 
@@ -100,7 +101,14 @@ def interrupted(*_: Any) -> None:
     raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("end", ["raise", signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "end",
+    [
+        pytest.param("raise", marks=pytest.mark.slow),
+        pytest.param(signal.SIGINT, marks=pytest.mark.slow),
+        signal.SIGKILL,
+    ],
+)
 def test_no_engine_process_outlives_its_driver(
     tmp_path: Path, make_policy: Callable[..., Policy], publish: Callable[..., Snapshot], end: str | signal.Signals
 ) -> None:
