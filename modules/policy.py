@@ -58,12 +58,7 @@ class Policy(nn.Module):
 
     @classmethod
     def from_pretrained(
-        cls,
-        path: str,
-        dtype: str,
-        gradient_checkpointing: bool,
-        attn_implementation: str,
-        lora: LoRA | None = None,
+        cls, path: str, dtype: str, gradient_checkpointing: bool, attn_implementation: str, lora: LoRA | None = None
     ) -> "Policy":
         """Load a policy from the hub or from a directory.
 

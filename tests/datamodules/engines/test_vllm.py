@@ -97,7 +97,7 @@ def test_requests_of_a_caller_that_went_away_are_withdrawn_and_none_is_left_asle
     assert len(list(loaded.generate(prompts, sampling, seeds, [2]))) == 8
 
 
-def interrupted(*_: Any) -> None:
+def interrupted(*_: Any, **__: Any) -> None:
     raise KeyboardInterrupt
 
 
