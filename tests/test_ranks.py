@@ -118,7 +118,7 @@ WHOLE = "trainer.strategy.save_distributed_checkpoint=false"
     [
         (["trainer=ddp"], ["trainer=fsdp"]),
         (["trainer=fsdp", WHOLE], ["trainer=ddp"]),
-        (["trainer=fsdp", *CHECKPOINTING], ["trainer=fsdp", *CHECKPOINTING]),
+        pytest.param(["trainer=fsdp", *CHECKPOINTING], ["trainer=fsdp", *CHECKPOINTING], marks=pytest.mark.slow),
     ],
     ids=["ddp to fsdp", "fsdp to ddp", "gradient checkpointing"],
 )  # fmt: skip

@@ -58,7 +58,7 @@ def test_a_run_in_two_parts_is_the_run_in_one(
     check_cut(small_run, directory, [*chosen, f"curation={curation}"], cut, rounds=4)
 
 
-@pytest.mark.parametrize("lag", [1, 3])
+@pytest.mark.parametrize("lag", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_so_it_is_while_rounds_are_made_ahead(lag: int, small_run: SmallRun, tmp_path: Path) -> None:
     check_cut(small_run, tmp_path, [f"lag={lag}", *PREFETCH], 2, rounds=4)
 
