@@ -34,10 +34,12 @@ def export(checkpoint: Path, directory: Path, like: Path | None = None) -> None:
     model: Any = AutoModelForCausalLM.from_pretrained(like, dtype="auto")
     weights = model.state_dict()
     stored.read_into({_stored_name(name, stored): weight for name, weight in weights.items()})
-    for name, pair in stored.factors().items():
+    pairs = stored.factors()
+    scaling = stored.scaling() if pairs else 0.0
+    for name, pair in pairs.items():
         is_transposed = type(model.get_submodule(name)).__name__ == "Conv1D"
         weight = weights[f"{name}.weight"]
-        weight.copy_(merged(weight, pair, stored.scaling(), is_transposed=is_transposed))
+        weight.copy_(merged(weight, pair, scaling, is_transposed=is_transposed))
     with atomic_directory(directory) as temporary:
         model.save_pretrained(temporary)
         AutoTokenizer.from_pretrained(like).save_pretrained(temporary)
