@@ -30,8 +30,8 @@ class WeightSync(Callback):
         engine: Any = trainer.datamodule.engine  # type: ignore[attr-defined]
         if pl_module.policy.syncs_adapter and not engine.loads_adapters:  # type: ignore[union-attr,operator]
             raise ValueError(
-                f"policy.lora.sync=adapter: engine {engine.name} loads whole models only; take policy.lora.sync=merged "
-                "or engine=vllm"
+                f"policy.lora.sync=adapter: engine {engine.name} loads whole models only as it is set up; take "
+                "policy.lora.sync=merged, engine=vllm, or engine=vllm_server with engine/transfer=files"
             )
         for callback in trainer.checkpoint_callbacks:
             name = getattr(callback, "filename", None)

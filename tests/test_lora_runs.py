@@ -73,9 +73,13 @@ def test_adapters_that_never_reach_the_engine_stop_the_run(
         train(small_run(*ADAPTERS, "lag=0"))
 
 
-def test_an_engine_that_loads_whole_models_only_refuses_adapters_alone(small_run: SmallRun) -> None:
-    with pytest.raises(ValueError, match=r"policy\.lora\.sync=adapter: engine transformers loads whole models only"):
-        train(small_run(*ADAPTERS, "policy.lora.sync=adapter"))
+@pytest.mark.parametrize("engine", [["engine=transformers"], ["engine=vllm_server", "engine/transfer=gloo"]])
+def test_an_engine_that_loads_whole_models_only_refuses_adapters_alone(engine: list[str], small_run: SmallRun) -> None:
+    if engine[0] != "engine=transformers":
+        pytest.importorskip("vllm")
+    name = engine[0].removeprefix("engine=")
+    with pytest.raises(ValueError, match=rf"policy\.lora\.sync=adapter: engine {name} loads whole models only"):
+        train(small_run(*ADAPTERS, *engine, "policy.lora.sync=adapter"))
 
 
 def test_a_checkpoint_without_adapters_says_so(small_run: SmallRun, tmp_path: Path) -> None:

@@ -71,10 +71,14 @@ class Nodes:
         self.started.append(process)
         return process
 
-    def serve(self, model: Path) -> "subprocess.Popen[bytes]":
-        """Start the vLLM server on the second node."""
+    def serve(self, model: Path, hidden: Path | None = None) -> "subprocess.Popen[bytes]":
+        """Start the vLLM server on the second node, where another directory may be hidden from it."""
         words = ["--host", NODES["offbeat-1"], "--port", "8000", "--kv-cache-memory-bytes", str(2**26)]
-        return self.start(1, [sys.executable, "-m", "datamodules.engines.serve", str(model), *words])
+        command = [sys.executable, "-m", "datamodules.engines.serve", str(model), *words]
+        if hidden is None:
+            return self.start(1, command)
+        hidden.mkdir(exist_ok=True)  # `ip netns exec` gives a process its own mounts
+        return self.start(1, ["sh", "-c", 'mount -t tmpfs none "$0" && exec "$@"', str(hidden), *command])
 
     def train(self, arguments: Sequence[str]) -> "list[subprocess.Popen[bytes]]":
         """Start the run with one process on each node."""
@@ -125,17 +129,19 @@ def settings(model: Path, tmp_path: Path) -> list[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("transfer", ["files", "gloo"])
 def test_two_nodes_train_through_a_killed_server_and_a_cut_cable(
-    nodes: Nodes, model: Path, small_run: SmallRun, tmp_path: Path
+    transfer: str, nodes: Nodes, model: Path, small_run: SmallRun, tmp_path: Path
 ) -> None:
     pytest.importorskip("vllm")
-    server = nodes.serve(model)
     run = tmp_path / "run"
-    tasks = nodes.train(settings(model, tmp_path))
+    hidden = None if transfer == "files" else run
+    server = nodes.serve(model, hidden)
+    tasks = nodes.train([*settings(model, tmp_path), f"engine/transfer={transfer}"])
     wait_for(run / "rollouts" / "round-000000.parquet", nodes, tasks)
     kill(server)
     time.sleep(2)
-    nodes.serve(model)
+    nodes.serve(model, hidden)
     wait_for(run / "rollouts" / "round-000002.parquet", nodes, tasks)
     ip("-n", "offbeat-1", "link", "set", "cable", "down")
     time.sleep(5)

@@ -6,6 +6,7 @@ then asks for a key, which stands in the environment variable VLLM_API_KEY.
 
 import asyncio
 import ipaddress
+import json
 import os
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ from pathlib import Path
 import yaml
 
 from datamodules.engines.end_with_parent import terminate_with_parent
-from datamodules.engines.vllm_arguments import QUIET, vllm_arguments
+from datamodules.engines.vllm_arguments import QUIET, TRANSFER, vllm_arguments
 from datamodules.engines.vllm_front import KEY
 
 ENDS_WITH_PARENT = "OFFBEAT_ENDS_WITH_PARENT"  # process id of a driver that starts this, which it never outlives
@@ -62,8 +63,9 @@ def main(words: list[str]) -> None:
 
     defaults = yaml.safe_load(SETTINGS.read_text())
     ours = vllm_arguments(*(defaults[name] for name in ARGUMENTS))
-    middleware = ["--middleware", "datamodules.engines.vllm_front.Front"]
-    settings = ["--host", "127.0.0.1", *flags(ours), *middleware, "--enable-scale-out", "--disable-uvicorn-access-log"]
+    settings = ["--host", "127.0.0.1", *flags(ours), "--middleware", "datamodules.engines.vllm_front.Front"]
+    settings += ["--weight-transfer-config", json.dumps({"backend": TRANSFER})]
+    settings += ["--enable-scale-out", "--disable-uvicorn-access-log"]
     arguments = make_arg_parser(FlexibleArgumentParser(prog="serve")).parse_args([*settings, *words])
     check_host(arguments.host, os.environ.get(KEY))
     if arguments.model_tag is not None:

@@ -8,6 +8,8 @@ from typing import Any
 import aiohttp
 
 from datamodules.canary import Canary
+from datamodules.engines.server_faults import ServerFault, ServerLost
+from datamodules.engines.snapshot_transfer import SnapshotTransfer
 from datamodules.engines.vllm_front import PROBE, SNAPSHOT
 from datamodules.snapshots import Snapshot, SnapshotStore
 from datamodules.types import Completion, Probe, Sampling
@@ -15,14 +17,6 @@ from datamodules.types import Completion, Probe, Sampling
 REFUSALS = {400, 404, 405, 413, 422}  # of a request itself, which would be refused again
 LOWEST_LOGPROB = -9999.0  # vLLM's word over HTTP for a log-prob that is no finite number
 CONNECT_SECONDS = 10.0
-
-
-class ServerFault(Exception):
-    """A server did not do what it was asked; it is left out until it holds the snapshot again."""
-
-
-class ServerLost(ServerFault):
-    """A server cannot be used; trying again does not help."""
 
 
 def label(snapshot: Snapshot) -> str:
@@ -38,12 +32,14 @@ class Server:
     Args:
         url: "http://HOST:PORT", without a key in it.
         session: made for all servers; has the key.
+        transfer: brings it the weights.
         tolerance: largest probe difference to the trainer's log-probs.
     """
 
-    def __init__(self, url: str, session: aiohttp.ClientSession, tolerance: float) -> None:
+    def __init__(self, url: str, session: aiohttp.ClientSession, transfer: SnapshotTransfer, tolerance: float) -> None:
         self.url = url.rstrip("/")
         self._session = session
+        self._transfer = transfer
         self._canary = Canary(self.url, tolerance)
         self._label = ""  # of the snapshot that it proved to hold
         self._model: dict[str, str] = {}  # names the adapter in a request, where there is one
@@ -57,10 +53,10 @@ class Server:
             return False
 
     async def load(self, snapshot: Snapshot, seconds: float) -> None:
-        """Have it read a snapshot, and prove that it did.
+        """Have it take a snapshot, and prove that it did.
 
         Args:
-            snapshot: on a file system that the server sees.
+            snapshot: whose weights it is to sample from.
             seconds: longest wait.
 
         Raises:
@@ -71,8 +67,11 @@ class Server:
         wanted = label(snapshot)
         is_adapter = snapshot.base is not None
         self._model = {"model": wanted} if is_adapter else {}
-        body = {"path": str(snapshot.path), "label": wanted, "is_adapter": is_adapter}
-        if (await self._post(SNAPSHOT, body, seconds)).get("label") != wanted:
+
+        async def ask(where: dict[str, Any]) -> dict[str, Any]:
+            return await self._post(SNAPSHOT, {"label": wanted, "is_adapter": is_adapter, **where}, seconds)
+
+        if (await self._transfer(snapshot, self.url, seconds, ask)).get("label") != wanted:
             raise ServerFault(f"{self.url} does not say that it took snapshot {snapshot.version}")
         self._canary.check(snapshot, await self.score(snapshot.probe, seconds))
         self._label = wanted

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from datamodules.canary import CanaryError
-from datamodules.engines.server import ServerFault, ServerLost
+from datamodules.engines.server_faults import ServerFault, ServerLost
 from datamodules.snapshots import Snapshot
 
 log = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from itertools import count
 
 from datamodules.canary import CanaryError
-from datamodules.engines.server import ServerFault
+from datamodules.engines.server_faults import ServerFault
 from datamodules.engines.server_member import Member
 from datamodules.engines.server_work import Work
 from datamodules.snapshots import Snapshot

@@ -8,6 +8,7 @@ import torch
 from datamodules.types import Probe
 
 QUIET = {"VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR", "OMP_WAIT_POLICY": "PASSIVE"}
+TRANSFER = "offbeat"  # name that vLLM's weight-transfer API knows our receiver by
 ADAPTER_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM makes room for
 
 

@@ -23,9 +23,10 @@ OPEN = ("/health",)  # tells nobody anything
 class Front:
     """Stands before vLLM's own routes, whose development endpoints stay off.
 
-    `POST /snapshot {"path": ..., "label": ..., "is_adapter": ...}` drops what is being sampled, reads the weights of a
-    directory that the server sees, a model's or low-rank adapters' of the model that it was started with, and labels
-    every token sampled from then on; vLLM returns labels with the tokens. Adapters are asked for by their label.
+    `POST /snapshot {"label": ..., "is_adapter": ..., ...}` drops what is being sampled, takes other weights, and labels
+    every token sampled from then on; vLLM returns labels with the tokens. With "path" it reads a directory that it
+    sees, of a model, or of low-rank adapters of the model that it was started with, which are asked for by their
+    label; with "meeting" and "weights" a `WeightSender` sends a model's.
     `POST /probe {"token_ids": ..., "positions": ..., "temperature": ...}` answers a canary's probe.
     """
 
@@ -50,7 +51,7 @@ class Front:
             asked = json.loads(await _body(receive))
             async with self._one_at_a_time:
                 if scope["path"] == SNAPSHOT:
-                    await _load(engine, models, asked["path"], asked["label"], asked["is_adapter"])
+                    await _load(engine, models, asked)
                     answer: dict[str, Any] = {"label": asked["label"]}
                 else:
                     probe = Probe(tuple(asked["token_ids"]), tuple(asked["positions"]), asked["temperature"])
@@ -61,21 +62,36 @@ class Front:
             await _send(send, 200, answer)
 
 
-async def _load(engine: Any, models: Any, path: str, label: str, is_adapter: bool) -> None:
+async def _load(engine: Any, models: Any, asked: dict[str, Any]) -> None:
     await engine.pause_generation(mode="abort")
     try:
         await engine.update_weight_version("loading")  # not the old one's any more, whatever happens
         await _drop_adapters(engine, models)
-        if is_adapter:
-            await _take_adapter(models, path, label)
+        if asked["is_adapter"]:
+            await _take_adapter(models, asked["path"], asked["label"])
         else:
-            await engine.collective_rpc("reload_weights", kwargs={"weights_path": path})
+            if "meeting" in asked:
+                await _receive(engine, asked["meeting"], asked["weights"])
+            else:
+                await engine.collective_rpc("reload_weights", kwargs={"weights_path": asked["path"]})
             await engine.collective_rpc("repack_tied_head")
         if not await engine.reset_prefix_cache():
             raise RuntimeError("vLLM kept its prefix cache")
-        await engine.update_weight_version(label)
+        await engine.update_weight_version(asked["label"])
     finally:
         await engine.resume_generation()
+
+
+async def _receive(engine: Any, meeting: dict[str, Any], weights: dict[str, Any]) -> None:
+    from vllm.distributed.weight_transfer.base import WeightTransferInitRequest, WeightTransferUpdateRequest
+
+    await engine.init_weight_transfer_engine(WeightTransferInitRequest(meeting))
+    try:
+        await engine.start_weight_update()
+        await engine.update_weights(WeightTransferUpdateRequest(weights))
+        await engine.finish_weight_update()
+    finally:
+        await engine.shutdown_weight_transfer_engine()
 
 
 async def _drop_adapters(engine: Any, models: Any) -> None:

@@ -14,11 +14,13 @@ import torch
 from datamodules.engines.engine import EngineDied
 from datamodules.engines.loop_thread import LoopThread
 from datamodules.engines.serve import flags
-from datamodules.engines.server import Server, ServerFault, ServerLost
+from datamodules.engines.server import Server
 from datamodules.engines.server_addresses import check_endpoints, trust
+from datamodules.engines.server_faults import ServerFault, ServerLost
 from datamodules.engines.server_member import Member
 from datamodules.engines.server_pool import ServerPool
 from datamodules.engines.server_process import ServerProcess, check_devices
+from datamodules.engines.snapshot_transfer import SnapshotTransfer
 from datamodules.engines.vllm_arguments import adapter_arguments, check_installed, vllm_arguments
 from datamodules.snapshots import Snapshot
 from datamodules.types import Completion, Probe, Sampling
@@ -38,6 +40,7 @@ class VLLMServerEngine:
         api_key_variable: environment variable with the key that the servers ask for.
         verify_tls: check certificates of https endpoints.
         tls_certificates: a file with the authorities that sign them; null takes the system's.
+        transfer: how snapshots reach the servers.
         max_in_flight: requests that one server has at a time.
         start_seconds: longest start of a server.
         patience_seconds: longest time without any answer.
@@ -52,7 +55,6 @@ class VLLMServerEngine:
 
     name = "vllm_server"
     is_in_process = False
-    loads_adapters = True
     cpu_cores = None
 
     def __init__(
@@ -63,6 +65,7 @@ class VLLMServerEngine:
         api_key_variable: str,
         verify_tls: bool,
         tls_certificates: str | None,
+        transfer: SnapshotTransfer,
         max_in_flight: int,
         start_seconds: float,
         patience_seconds: float,
@@ -89,6 +92,8 @@ class VLLMServerEngine:
         self._devices: list[str | None] = [None] * num_servers if devices is None else list(map(str, devices))
         self._key_variable = api_key_variable
         self._tls = trust(verify_tls, tls_certificates)
+        self._transfer = transfer
+        self.loads_adapters = transfer.carries_adapters
         self._max_in_flight = max_in_flight
         self._start_seconds = start_seconds
         self._patience = patience_seconds
@@ -129,7 +134,7 @@ class VLLMServerEngine:
 
     def _given(self, url: str) -> Member:
         assert self._session is not None
-        server = self._servers[url] = Server(url, self._session, self.canary_tolerance)
+        server = self._servers[url] = Server(url, self._session, self._transfer, self.canary_tolerance)
 
         async def bring_up(snapshot: Snapshot) -> None:
             await server.load(snapshot, self._patience)
@@ -149,7 +154,7 @@ class VLLMServerEngine:
                 adapters = flags(adapter_arguments(snapshot.adapter_rank))
                 url = process.start(snapshot.base or snapshot.path, adapters, has_gpus=torch.cuda.is_available())
                 assert self._session is not None
-                self._servers[name] = Server(url, self._session, self.canary_tolerance)
+                self._servers[name] = Server(url, self._session, self._transfer, self.canary_tolerance)
             await self._wait_until_up(self._servers[name], process)
             process.failed_starts = 0
             await self._servers[name].load(snapshot, self._patience)

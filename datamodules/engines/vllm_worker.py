@@ -1,6 +1,12 @@
-"""Runs inside vLLM's worker: what a reload of weights leaves undone on the CPU build."""
+"""Runs inside vLLM's worker: what a reload of weights leaves undone on the CPU build, and where it gets sent ones."""
 
 from typing import Any
+
+from vllm.distributed.weight_transfer import WeightTransferEngineFactory
+
+from datamodules.engines.vllm_arguments import TRANSFER
+
+WeightTransferEngineFactory.register_engine(TRANSFER, "datamodules.engines.weight_receiver", "WeightReceiver")
 
 
 class ReloadWorker:

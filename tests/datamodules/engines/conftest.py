@@ -8,10 +8,14 @@ from typing import Any
 import pytest
 from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
-from pools import KEY
+from pools import KEY, KEY_VARIABLE, draw, pool_of, wait_until_up
 
 from datamodules.engines.engine import Engine
+from datamodules.engines.server_process import ServerProcess
 from datamodules.engines.vllm_server import VLLMServerEngine
+from datamodules.snapshots import Snapshot
+from datamodules.types import Completion
+from modules.policy import Policy
 
 CONF = Path(__file__).parents[3] / "conf"
 
@@ -50,19 +54,46 @@ def engine(request: pytest.FixtureRequest, make_engine: Callable[[str], Engine])
 @pytest.fixture
 def make_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., VLLMServerEngine]]:
     made: list[VLLMServerEngine] = []
-    monkeypatch.setenv("OFFBEAT_TEST_KEY", KEY)
+    monkeypatch.setenv(KEY_VARIABLE, KEY)
 
     def make(endpoints: list[str] | None, **settings: Any) -> VLLMServerEngine:
-        defaults: dict[str, Any] = {
-            "num_servers": 1, "devices": None, "api_key_variable": "OFFBEAT_TEST_KEY", "verify_tls": True,
-            "tls_certificates": None,
-            "max_in_flight": 8, "start_seconds": 120.0, "patience_seconds": 60.0, "directory": str(tmp_path / "logs"),
-            "dtype": "float32", "kv_cache_mb": 64, "max_model_len": None, "tensor_parallel_size": 1,
-            "enforce_eager": True, "canary_tolerance": 1e-3,
-        }  # fmt: skip
-        made.append(VLLMServerEngine(endpoints, **{**defaults, **settings}))
+        made.append(pool_of(endpoints, directory=str(tmp_path / "logs"), **settings))
         return made[-1]
 
     yield make
     for engine in made:
         engine.close()
+
+
+@pytest.fixture(scope="session")
+def snapshots(
+    tmp_path_factory: pytest.TempPathFactory, make_policy: Callable[..., Policy], publish: Callable[..., Snapshot]
+) -> list[Snapshot]:
+    directory = tmp_path_factory.mktemp("snapshots")
+    return [publish(make_policy(version), directory, version) for version in range(3)]
+
+
+@pytest.fixture(scope="session")
+def servers(tmp_path_factory: pytest.TempPathFactory, snapshots: list[Snapshot]) -> Iterator[list[str]]:
+    """Start two real servers."""
+    pytest.importorskip("vllm")
+    logs = tmp_path_factory.mktemp("servers")
+    words = ["--dtype", "float32", "--kv-cache-memory-bytes", str(2**26), "--enforce-eager"]
+    processes = [ServerProcess(words, str(i), KEY, logs / f"{i}.log") for i in range(2)]  # a core for each
+    urls = [process.start(snapshots[0].path, [], has_gpus=False) for process in processes]
+    for url in urls:
+        wait_until_up(url)
+    yield urls
+    for process in processes:
+        process.end()
+
+
+@pytest.fixture(scope="session")
+def undisturbed(servers: list[str], snapshots: list[Snapshot]) -> list[Completion]:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv(KEY_VARIABLE, KEY)
+        engine = pool_of(servers[:1])
+        engine.load(snapshots[1])
+        completions = draw(engine)
+        engine.close()
+    return completions

@@ -6,7 +6,7 @@ import signal
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -20,60 +20,11 @@ from runs import command_line
 from datamodules.canary import CanaryError
 from datamodules.engines.engine import EngineDied
 from datamodules.engines.server_pool import NoServerLeft
-from datamodules.engines.server_process import ServerProcess
 from datamodules.engines.vllm_server import VLLMServerEngine
 from datamodules.snapshots import Snapshot
 from datamodules.types import Completion, Sampling
-from modules.policy import Policy
 
 MakePool = Callable[..., VLLMServerEngine]
-
-
-@pytest.fixture(scope="module")
-def snapshots(
-    tmp_path_factory: pytest.TempPathFactory, make_policy: Callable[..., Policy], publish: Callable[..., Snapshot]
-) -> list[Snapshot]:
-    directory = tmp_path_factory.mktemp("snapshots")
-    return [publish(make_policy(version), directory, version) for version in range(3)]
-
-
-@pytest.fixture(scope="module")
-def servers(tmp_path_factory: pytest.TempPathFactory, snapshots: list[Snapshot]) -> Iterator[list[str]]:
-    """Start two real servers."""
-    pytest.importorskip("vllm")
-    logs = tmp_path_factory.mktemp("servers")
-    words = ["--dtype", "float32", "--kv-cache-memory-bytes", str(2**26), "--enforce-eager"]
-    processes = [ServerProcess(words, str(i), KEY, logs / f"{i}.log") for i in range(2)]  # a core for each
-    urls = [process.start(snapshots[0].path, [], has_gpus=False) for process in processes]
-    for url in urls:
-        wait_until_up(url)
-    yield urls
-    for process in processes:
-        process.end()
-
-
-def wait_until_up(url: str) -> None:
-    end = time.monotonic() + 300
-    while True:
-        try:
-            urllib.request.urlopen(f"{url}/health", timeout=5).close()
-            return
-        except OSError:
-            assert time.monotonic() < end
-            time.sleep(0.5)
-
-
-@pytest.fixture(scope="module")
-def undisturbed(servers: list[str], snapshots: list[Snapshot]) -> list[Completion]:
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setenv("OFFBEAT_TEST_KEY", KEY)
-        engine = VLLMServerEngine(
-            servers[:1], 1, None, "OFFBEAT_TEST_KEY", True, None, 64, 99.0, 99.0, "", "float32", 64, None, 1, True, 1e-3
-        )
-        engine.load(snapshots[1])
-        completions = draw(engine)
-        engine.close()
-    return completions
 
 
 def test_two_servers_share_a_round_and_give_what_one_gives(
