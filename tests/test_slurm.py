@@ -13,22 +13,35 @@ import lightning as L
 import psutil
 import pytest
 import torch
+import yaml
 from omegaconf import DictConfig
-from runs import losses, small, weights
+from runs import command_line, losses, small, weights
 
 from callbacks.preemption import Preemption
 from datamodules.ranks import is_of_ranks
+from datamodules.store import read_rollouts
+from modules.policy import Policy
 from train import train
 
 ROOT = Path(__file__).parents[1]
 SmallRun = Callable[..., DictConfig]
 SRUN = """#!/bin/bash
-# Starts two tasks as srun does; the first that fails ends the others, and the highest status is that of the step.
-shift 2
-for task in 0 1; do
+# Starts tasks on one node as srun does; the first that fails ends the others, and the highest status is the step's.
+set -m  # a process group for each task
+count=$SLURM_NTASKS node=localhost
+while [[ $1 == --* ]]; do
+    case $1 in
+        --ntasks=*) count=${1#*=} ;;
+        --nodelist=*) node=${1#*=} ;;
+    esac
+    shift
+done
+export SLURM_STEP_NUM_TASKS=$count SLURM_NTASKS=$count SLURM_NODELIST=$node SLURMD_NODENAME=$node SLURM_NNODES=1
+for ((task = 0; task < count; task++)); do
     SLURM_PROCID=$task SLURM_LOCALID=$task "$@" &
     tasks+=($!)
 done
+trap 'kill -- "${tasks[@]/#/-}"' TERM
 status=0
 for task in "${tasks[@]}"; do
     wait -n "${tasks[@]}"
@@ -37,6 +50,10 @@ for task in "${tasks[@]}"; do
     [ $ended -gt $status ] && status=$ended
 done
 exit $status
+"""
+SCONTROL = """#!/bin/bash
+[ $1 = show ] && echo 127.0.0.1 && echo 127.0.0.2 && exit
+echo $* >> {calls}
 """
 STEP = {
     "SLURM_JOB_ID": "4711", "SLURM_STEP_ID": "0", "SLURM_NODEID": "0", "SLURM_NTASKS": "2", "SLURM_STEP_NUM_TASKS": "2",
@@ -52,21 +69,21 @@ def submit(tmp_path: Path) -> Iterator[Submit]:
     commands = tmp_path / "bin"
     commands.mkdir()
     (commands / "srun").write_text(SRUN)
-    (commands / "scontrol").write_text(f"#!/bin/bash\necho $* >> {tmp_path}/scontrol\n")
+    (commands / "scontrol").write_text(SCONTROL.format(calls=tmp_path / "scontrol"))
     for command in commands.iterdir():
         command.chmod(0o755)
-    for name in ("train.py", "conf"):
+    for name in ("train.py", "conf", "datamodules", "docs"):
         (tmp_path / name).symlink_to(ROOT / name)
     path = os.pathsep.join([str(commands), str(Path(sys.executable).parent), os.environ["PATH"]])
     started: list[subprocess.Popen[str]] = []
 
-    def submit_(*arguments: str, restarts: int = 0) -> "subprocess.Popen[str]":
+    def submit_(*arguments: str, restarts: int = 0, **variables: str) -> "subprocess.Popen[str]":
         around = {name: value for name, value in os.environ.items() if not is_of_ranks(name)}
-        environment = {**around, **STEP, "PATH": path, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}/tests"}
+        ours = {"PATH": path, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}/tests", **variables}
+        environment = {**around, **STEP, **ours, "SLURM_RESTART_COUNT": str(restarts)}
         command = ["bash", str(ROOT / "docs" / "slurm.sbatch"), *arguments]
         process = subprocess.Popen(
-            command, cwd=tmp_path, env={**environment, "SLURM_RESTART_COUNT": str(restarts)},
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )  # fmt: skip
         started.append(process)
         return process
@@ -110,6 +127,36 @@ def test_a_job_that_ends_by_itself_is_not_queued_again(submit: Submit, tmp_path:
     bad.communicate(timeout=120)
     assert bad.returncode == 1
     assert not (tmp_path / "scontrol").exists()
+
+
+@pytest.mark.slow
+def test_servers_on_the_last_nodes_of_a_job_sample_for_the_others_and_end_with_it(
+    submit: Submit, make_policy: Callable[..., Policy], tmp_path: Path
+) -> None:
+    pytest.importorskip("vllm")
+    make_policy().save_pretrained(tmp_path / "model")
+    settings = ["policy=hf", f"policy.path={tmp_path}/model", "rounds=2", "lag=0", "datamodule.sampling.max_tokens=16"]
+    job = submit(
+        *(word for word in small(*settings) if word != "engine=transformers"), "trainer=ddp",
+        SERVER_NODES="1", SERVER_MODEL=f"{tmp_path}/model", SERVER_DEVICES="0", SERVER_PORT="8765",
+        SERVER_OPTIONS="--kv-cache-memory-bytes 67108864 --dtype float32",
+    )  # fmt: skip
+    run = tmp_path / "outputs" / "slurm-4711"
+    _wait_for(run / "rollouts" / "round-000000.parquet", job)
+    for process in psutil.Process(job.pid).children(recursive=True):
+        if "engines.serve" in command_line(process):
+            process.send_signal(signal.SIGUSR1)  # as Slurm tells all of a job that its time is nearly up
+    printed, _ = job.communicate(timeout=180)
+    assert job.returncode == 0, printed
+    rollouts = [r for file in sorted((run / "rollouts").iterdir()) for r in read_rollouts(file)]
+    assert [r.snapshot for r in rollouts] == [0] * 32 + [1] * 32
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    assert config["engine"]["endpoints"] == ["http://127.0.0.2:8765"]
+    assert "is left out" not in printed
+    deadline = time.monotonic() + 20
+    while [p for p in psutil.process_iter() if f"{tmp_path}/model" in command_line(p)]:
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
 
 
 class WaitForTheSignal(L.Callback):
