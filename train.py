@@ -17,6 +17,7 @@ from omegaconf.errors import InterpolationKeyError
 from tqdm.contrib.logging import logging_redirect_tqdm
 
 from callbacks.dry_run import print_schedule
+from callbacks.sharded_strategy import make_policy
 from conf.processes import RESULT, is_for_several, quiet_logging, run_alone, run_ranks
 from conf.resume import is_finished, starting_point
 from conf.starting_policy import make_once
@@ -37,7 +38,6 @@ def train(cfg: DictConfig) -> float:
     trainer = instantiate(cfg.trainer, callbacks=callbacks, logger=loggers)
     trainer._signal_connector.register_signal_handlers = lambda: None  # on SIGTERM it enters a collective, and hangs
     ranks.check(trainer.world_size)
-    log.info("training in %d process%s", trainer.world_size, "es" * (trainer.world_size > 1))
     data = instantiate(cfg.datamodule)
     instantiate(cfg.objective)  # what can be refused is refused before a warm start or a large model is paid for
     if cfg.get("dry_run"):
@@ -47,11 +47,11 @@ def train(cfg: DictConfig) -> float:
         ranks.from_main(lambda: warm_start(cfg.warm_start))
     torch.set_num_threads(cfg.num_threads or ALL_THREADS)
     L.seed_everything(cfg.seed, workers=True, verbose=False)
-    module = instantiate(cfg.policy_module)
+    policy = make_policy(trainer.strategy, lambda: instantiate(cfg.policy))
+    module = instantiate(cfg.policy_module, policy=policy)
     data.use(module.policy)
     directory = Path(cfg.directory)
-    text = OmegaConf.to_yaml(cfg, resolve=True)
-    ranks.check_same(text)
+    ranks.check_same(text := OmegaConf.to_yaml(cfg, resolve=True))
     again = ranks.was_started_again(os.environ)
     if again and ranks.from_main(lambda: is_finished(directory, trainer.max_epochs)):
         log.info("%s is finished", directory)

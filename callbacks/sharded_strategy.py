@@ -1,12 +1,14 @@
 """Weights, gradients and optimizer state in shards over all ranks: FSDP2 through Lightning."""
 
-from collections.abc import Generator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from lightning.pytorch.strategies import ModelParallelStrategy
+from torch import Tensor
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
     FSDPModule,
@@ -15,13 +17,20 @@ from torch.distributed.fsdp import (
     fully_shard,
     register_fsdp_forward_method,
 )
+from torch.distributed.tensor import DTensor, distribute_tensor
 
-from datamodules.ranks import from_main
+from datamodules.ranks import from_main, rank
 from datamodules.shared_directory import shared_directory
 from modules.decoder_layers import decoder_layers
 from modules.policy import Policy
 
 METHODS = ("logprobs", "logprobs_and_entropy", "probe_logprobs")  # by which a policy is asked
+
+
+def make_policy(strategy: object, make: Callable[[], Policy]) -> Policy:
+    """Make a policy; where it is to be sharded, ranks other than the first make one without values, at no cost."""
+    with torch.device("meta") if isinstance(strategy, ShardedStrategy) and rank() else nullcontext():
+        return make()
 
 
 class ShardedStrategy(ModelParallelStrategy):
@@ -56,7 +65,7 @@ class ShardedStrategy(ModelParallelStrategy):
         super().setup_environment()
 
     def shard(self, policy: Policy) -> None:
-        """Shard a policy in place.
+        """Shard a policy in place, with the values that rank 0 has; the others may have skeletons.
 
         The root is sharded again after each use: otherwise a forward pass without gradient between the backward pass
         and the optimizer's step leaves the old embeddings and head in use, silently.
@@ -67,11 +76,14 @@ class ShardedStrategy(ModelParallelStrategy):
             "mp_policy": self._mixed_precision,
             "offload_policy": self._offload,
         }
+        whole = _taken_out(policy)
         for layer in decoder_layers(policy.model):
             fully_shard(layer, **options)
         fully_shard(policy, **options)
         for name in METHODS:
             register_fsdp_forward_method(policy, name)
+        policy.to_empty(device="cpu" if isinstance(self._offload, CPUOffloadPolicy) else self.root_device)
+        _put_back(policy, whole, self.root_device)
 
     @contextmanager
     def block_backward_sync(self) -> Generator[None, None, None]:
@@ -93,3 +105,38 @@ class ShardedStrategy(ModelParallelStrategy):
             return
         with shared_directory(Path(from_main(lambda: str(filepath)))) as directory:
             super().save_checkpoint(checkpoint, directory, storage_options)
+
+
+def _tensors(policy: Policy) -> dict[str, Tensor]:
+    """Return parameters and buffers by name, shared ones once."""
+    return {**dict(policy.named_parameters()), **dict(policy.named_buffers())}
+
+
+def _taken_out(policy: Policy) -> dict[str, Tensor]:
+    """Make a skeleton of a policy and return what it held.
+
+    Raises:
+        RuntimeError: rank 0's skeleton is another one.
+    """
+    whole = _tensors(policy)
+    policy.to("meta")
+    policy.model.tie_weights()
+    shapes = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in _tensors(policy).items()}
+    if from_main(lambda: shapes) != shapes:
+        raise RuntimeError("the ranks of trainer=fsdp made different models of one configuration")
+    return whole
+
+
+@torch.no_grad()
+def _put_back(policy: Policy, whole: dict[str, Tensor], device: torch.device) -> None:
+    """Give every rank its share of what rank 0 holds, one tensor at a time."""
+    for name, tensor in _tensors(policy).items():
+        if rank() == 0:
+            value = whole.pop(name).detach().to(device)
+        else:
+            value = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
+        if isinstance(tensor, DTensor):
+            tensor.copy_(distribute_tensor(value, tensor.device_mesh, tensor.placements))
+        else:
+            dist.broadcast(value, src=0)
+            tensor.copy_(value)

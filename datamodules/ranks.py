@@ -1,6 +1,7 @@
 """The processes of one run: rank 0 samples, judges and writes; all ranks train on their part of what it made."""
 
 import gc
+import logging
 import os
 import signal
 import time
@@ -17,6 +18,7 @@ from lightning.pytorch.plugins.environments import SLURMEnvironment
 from torch.distributed import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
+log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 LONGEST_WAIT = timedelta(hours=12)  # for rank 0, which may sample a round or make a warm start meanwhile
 AGREED_END = 75  # status of processes that want to be started again (EX_TEMPFAIL of sysexits.h)
@@ -87,7 +89,7 @@ def slurm_ranks(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def check(wanted: int) -> None:
-    """Refuse a config that asks for other processes than were started.
+    """Say how many processes train, and refuse a config that asks for others than were started.
 
     Raises:
         ValueError: with the command that starts them.
@@ -98,6 +100,7 @@ def check(wanted: int) -> None:
             "to trainer=ddp or trainer=fsdp and start `torchrun --nproc-per-node N train.py ...`, or srun with N tasks "
             "a node"
         )
+    log.info("training in %d process%s", wanted, "es" * (wanted > 1))
 
 
 def check_same(config: str) -> None:

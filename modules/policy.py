@@ -7,7 +7,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
 from datamodules.types import PackedGroup, Probe, RolloutBatch
@@ -15,8 +14,9 @@ from modules.decoder_layers import decoder_layers
 from modules.lora import LoRA
 from modules.packed_attention import NAME as PACKED
 from modules.packed_states import packed_states
-from modules.packing_check import check_packing, refusal
+from modules.packing_check import check_packing
 from modules.padded_states import padded_states
+from modules.pretrained import load_pretrained
 from modules.saved_weights import is_sharded, save_adapter, save_weights
 from modules.token_logprobs import LogitScale, token_entropy, token_logprobs
 
@@ -73,22 +73,9 @@ class Policy(nn.Module):
             ValueError: the dtype is unknown, the directory is missing, it has no model or no tokenizer, or the model
                 cannot be packed.
         """
-        if dtype not in ("float32", "bfloat16"):
-            raise ValueError(f"policy.dtype must be float32 or bfloat16, got {dtype!r}")
-        path = str(Path(path).expanduser()) if path.startswith("~") else path
-        _check_directory(path)
-        try:
-            tokenizer = AutoTokenizer.from_pretrained(path)
-        except (OSError, ValueError) as error:
-            raise ValueError(f"policy.path: {path} has no usable tokenizer ({error})") from error
-        try:
-            model = AutoModelForCausalLM.from_pretrained(
-                path, dtype=getattr(torch, dtype), attn_implementation=attn_implementation
-            )
-        except KeyError as error:  # of architectures that have their own table of attention implementations
-            raise ValueError(refusal(path, f"knows no attention implementation {error}")) from error
+        tokenizer, model = load_pretrained(path, dtype, attn_implementation)
         policy = cls(model, tokenizer, gradient_checkpointing=gradient_checkpointing, lora=lora)
-        if policy.is_packed:
+        if policy.is_packed and not policy.is_skeleton:
             check_packing(model)
         return policy
 
@@ -96,6 +83,11 @@ class Policy(nn.Module):
         """Compile each decoder layer in place, for any number of tokens; names of weights stay."""
         for layer in decoder_layers(self.model):
             layer.compile(dynamic=True)
+
+    @property
+    def is_skeleton(self) -> bool:
+        """Whether it was made on the meta device, with shapes and no values."""
+        return any(parameter.is_meta for parameter in self.parameters())
 
     @property
     def is_packed(self) -> bool:
@@ -224,24 +216,3 @@ def _disable_dropout(model: nn.Module) -> None:
         for name, value in vars(module).items():
             if isinstance(value, float) and ("dropout" in name or "pdrop" in name):
                 setattr(module, name, 0.0)
-
-
-def _check_directory(path: str) -> None:
-    """Tell a mistyped directory from a hub id.
-
-    Raises:
-        ValueError: the path means a directory that is not there or lacks a model or a tokenizer.
-    """
-    directory = Path(path)
-    if not directory.is_dir():
-        is_below_a_folder = "/" in path and directory.parent.is_dir()
-        if path.startswith((".", "/", "~")) or path.count("/") > 1 or is_below_a_folder:
-            raise ValueError(f"policy.path: {path} is not a directory; expected a model directory or a hub id")
-        return
-    if not (directory / "config.json").is_file():
-        raise ValueError(f"policy.path: {path} has no config.json; expected a Hugging Face model directory")
-    if not any((directory / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
-        raise ValueError(
-            f"policy.path: {path} has no tokenizer (tokenizer.json); save the model's tokenizer into it, "
-            "with a chat template"
-        )
