@@ -17,12 +17,14 @@ from torch.distributed.fsdp import (
     fully_shard,
     register_fsdp_forward_method,
 )
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from datamodules.ranks import from_main, rank
 from datamodules.shared_directory import shared_directory
 from modules.decoder_layers import decoder_layers
 from modules.policy import Policy
+from modules.tensor_parallel import split_layers
 
 METHODS = ("logprobs", "logprobs_and_entropy", "probe_logprobs")  # by which a policy is asked
 
@@ -37,6 +39,7 @@ class ShardedStrategy(ModelParallelStrategy):
     """Each decoder layer is sharded by itself, what is left of the policy together.
 
     Args:
+        tensor_parallel_size: ranks that split each layer's matrices between them and see the same samples; neighbours.
         param_dtype: "float32", or "bfloat16" to compute in it while the shards stay float32.
         reduce_every_micro_batch: reduce gradients after each backward pass; false once a step, which communicates less
             and keeps whole gradients on each rank meanwhile.
@@ -46,13 +49,23 @@ class ShardedStrategy(ModelParallelStrategy):
     """
 
     def __init__(
-        self, param_dtype: str, reduce_every_micro_batch: bool, cpu_offload: bool, save_distributed_checkpoint: bool
+        self,
+        tensor_parallel_size: int,
+        param_dtype: str,
+        reduce_every_micro_batch: bool,
+        cpu_offload: bool,
+        save_distributed_checkpoint: bool,
     ) -> None:
         if param_dtype not in ("float32", "bfloat16"):
             raise ValueError(f"trainer.strategy.param_dtype must be float32 or bfloat16, got {param_dtype!r}")
         if cpu_offload and not torch.cuda.is_available():
             raise ValueError("trainer.strategy.cpu_offload is for GPUs, and there is none; set it to false")
-        super().__init__(tensor_parallel_size=1, save_distributed_checkpoint=save_distributed_checkpoint)
+        if type(tensor_parallel_size) is not int or tensor_parallel_size < 1:
+            raise ValueError(f"trainer.strategy.tensor_parallel_size must be 1 or more, got {tensor_parallel_size!r}")
+        self.tensor_parallel_size = tensor_parallel_size
+        super().__init__(
+            tensor_parallel_size=tensor_parallel_size, save_distributed_checkpoint=save_distributed_checkpoint
+        )
         self._mixed_precision = MixedPrecisionPolicy(
             param_dtype=None if param_dtype == "float32" else torch.bfloat16, reduce_dtype=torch.float32
         )
@@ -60,8 +73,18 @@ class ShardedStrategy(ModelParallelStrategy):
         self._offload = CPUOffloadPolicy() if cpu_offload else OffloadPolicy()
 
     def setup_environment(self) -> None:
-        """Give each rank a shard."""
-        self._data_parallel_size = self.num_nodes * self.num_processes
+        """Give each rank a shard.
+
+        Raises:
+            ValueError: the ranks cannot be grouped so.
+        """
+        ranks = self.num_nodes * self.num_processes
+        if self.num_processes % self.tensor_parallel_size:
+            raise ValueError(
+                f"trainer.strategy.tensor_parallel_size is {self.tensor_parallel_size}, which {self.num_processes} "
+                "processes of a node cannot be grouped into"
+            )
+        self._data_parallel_size = ranks // self.tensor_parallel_size
         super().setup_environment()
 
     def shard(self, policy: Policy) -> None:
@@ -77,6 +100,8 @@ class ShardedStrategy(ModelParallelStrategy):
             "offload_policy": self._offload,
         }
         whole = _taken_out(policy)
+        if self.tensor_parallel_size > 1:
+            split_layers(policy.model, self.device_mesh["tensor_parallel"])
         for layer in decoder_layers(policy.model):
             fully_shard(layer, **options)
         fully_shard(policy, **options)
@@ -135,8 +160,10 @@ def _put_back(policy: Policy, whole: dict[str, Tensor], device: torch.device) ->
             value = whole.pop(name).detach().to(device)
         else:
             value = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
+        dist.broadcast(value, src=0)
         if isinstance(tensor, DTensor):
-            tensor.copy_(distribute_tensor(value, tensor.device_mesh, tensor.placements))
+            sizes, starts = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+            mine = tuple(slice(start, start + size) for start, size in zip(starts, sizes, strict=True))
+            tensor.to_local().copy_(value[mine])
         else:
-            dist.broadcast(value, src=0)
             tensor.copy_(value)

@@ -160,6 +160,9 @@ class ExperienceDataModule(L.LightningDataModule, ABC):
 
     def pack(self, round_: int, rollouts: Sequence[Rollout], num_groups: int | None = None) -> list[OptimizerStep]:
         """Return a round's optimizer steps."""
+        copies = getattr(
+            self.trainer and self.trainer.strategy, "tensor_parallel_size", 1
+        )  # ranks with the same samples
         return pack_round(
             rollouts,
             batch_size=self.batch_size,
@@ -169,8 +172,8 @@ class ExperienceDataModule(L.LightningDataModule, ABC):
             seed=self.seed,
             round_=round_,
             num_groups=num_groups,
-            rank=ranks.rank(),
-            num_ranks=ranks.world_size(),
+            rank=ranks.rank() // copies,
+            num_ranks=ranks.world_size() // copies,
         )
 
     def check(self) -> None:

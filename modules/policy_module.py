@@ -9,12 +9,12 @@ import torch
 import torch.distributed as dist
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.optim import Adafactor, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torchmetrics import MaxMetric, MeanMetric
 
 from datamodules.types import OptimizerStep, RolloutBatch
+from modules.by_mesh import clip_gradients, step_by_mesh
 from modules.functional import masked
 from modules.head_check import check_head
 from modules.metrics.off_policy import OffPolicyMetrics
@@ -103,7 +103,7 @@ class PolicyModule(L.LightningModule):
         Raises:
             ValueError: the optimizer cannot work on shards.
         """
-        optimizer = self.make_optimizer([p for p in self.policy.parameters() if p.requires_grad])
+        optimizer = step_by_mesh(self.make_optimizer([p for p in self.policy.parameters() if p.requires_grad]))
         if self._shards and isinstance(optimizer, Adafactor):
             raise ValueError("optimizer=adafactor cannot step on the shards of trainer=fsdp; use adamw, or trainer=ddp")
         rounds = self.trainer.max_epochs or 0
@@ -121,7 +121,7 @@ class PolicyModule(L.LightningModule):
                 losses.append(self._backward(batch))
         losses += [] if last is None else [self._backward(last)]
         loss = self._mean_over_ranks(sum(losses, torch.zeros((), device=self.device)))
-        norm = _whole(nn.utils.clip_grad_norm_(self.policy.parameters(), self.max_grad_norm))
+        norm = clip_gradients(self.policy.parameters(), self.max_grad_norm)
         if not torch.isfinite(norm):
             raise RuntimeError(
                 f"the gradient norm is {norm.item()} at optimizer step {self.global_step}: lower optimizer.lr, or look "
@@ -150,17 +150,27 @@ class PolicyModule(L.LightningModule):
         self.manual_backward(loss)
         coefficients = sum(self.pull(head, outputs[name], batch) for name, head in self.heads())
         assert isinstance(coefficients, Tensor)
-        self.off_policy.update(logprobs.detach(), batch, coefficients, self.global_step)
+        if self.trainer.global_rank % self._tensor_parallel_size == 0:  # the others have the same numbers
+            self.off_policy.update(logprobs.detach(), batch, coefficients, self.global_step)
         self._update_head_metrics(outputs)
         return loss.detach()
 
     def reduce(self, head: Objective, output: ObjectiveOutput, batch: RolloutBatch) -> Tensor:
-        """Return a head's weighted share of the step's loss: local sum / global count x world size.
+        """Return a head's weighted share of the step's loss: local sum / global count x ranks with other samples.
 
-        The world size undoes that distributed strategies average gradients over ranks.
+        Their number undoes that distributed strategies average gradients over them.
         """
         count = getattr(batch, f"num_{head.normalizer}")
-        return head.weight * output.loss.sum() / max(1, count) * self.trainer.world_size
+        return head.weight * output.loss.sum() / max(1, count) * self.num_shares
+
+    @property
+    def num_shares(self) -> int:
+        """Ranks that have samples of their own; those that split layers between them see the same ones."""
+        return self.trainer.world_size // self._tensor_parallel_size
+
+    @property
+    def _tensor_parallel_size(self) -> int:
+        return getattr(self.trainer.strategy, "tensor_parallel_size", 1)
 
     @staticmethod
     def pull(head: Objective, output: ObjectiveOutput, batch: RolloutBatch) -> Tensor:
@@ -219,8 +229,3 @@ class PolicyModule(L.LightningModule):
         self.step_metrics = {key: self.step_metrics[key] for key in sorted(self.step_metrics)}
         self.off_policy.take_part()
         return any(is_updated for is_updated, _ in keys)
-
-
-def _whole(value: Tensor) -> Tensor:
-    """Return a number that sharded weights give as a sharded one."""
-    return value.full_tensor() if isinstance(value, DTensor) else value

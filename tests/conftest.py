@@ -1,6 +1,8 @@
 """Tiny real models and their snapshots, for every test that needs one."""
 
+import math
 import os
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,10 +12,12 @@ import torch
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from omegaconf import DictConfig
-from runs import small
+from runs import RECORDED_ROUNDS, small
 
+from datamodules.clock import Clock
 from datamodules.codec import Codec
 from datamodules.snapshots import Snapshot, SnapshotStore
+from datamodules.store import RolloutStore
 from datamodules.types import Probe, Rollout, Verdict
 from modules.policy import Policy
 from modules.tiny_policy import tiny_policy
@@ -111,3 +115,29 @@ def make_rollout() -> Callable[..., Rollout]:
         return Rollout(**values | changes)
 
     return make
+
+
+@pytest.fixture(scope="session")
+def recording(tmp_path_factory: pytest.TempPathFactory, make_rollout: Callable[..., Rollout]) -> Path:
+    """Record five rounds of uneven lengths; in one of them all samples but one failed, so that a rank has none."""
+    store = RolloutStore(tmp_path_factory.mktemp("recording"))
+    draw = random.Random(0)
+
+    def rollout(round_: int, group: int, sibling: int, prompt: tuple[int, ...]) -> Rollout:
+        is_lost = round_ == 2 and (group, sibling) != (3, 1)
+        length = draw.randint(1, 14)
+        return make_rollout(
+            group, sibling, score=None if is_lost else float(draw.random() < 0.5), round=round_, snapshot=round_,
+            snapshot_step=2 * round_, prompt_ids=prompt, completion_ids=tuple(_ids(draw, length)),
+            sampling_logprobs=tuple(-math.log(101) + draw.uniform(-0.3, 0.3) for _ in range(length)),
+        )  # fmt: skip
+
+    for round_ in range(RECORDED_ROUNDS):
+        prompts = [tuple(_ids(draw, draw.randint(2, 9))) for _ in range(8)]
+        with store.writing(round_, {}, Clock()) as write:
+            write([rollout(round_, g, s, prompt) for g, prompt in enumerate(prompts) for s in range(4)])
+    return store.directory
+
+
+def _ids(draw: random.Random, count: int) -> list[int]:
+    return [draw.randrange(5, 100) for _ in range(count)]

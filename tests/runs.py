@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 ROOT = Path(__file__).parents[1]
+RECORDED_ROUNDS = 5
 
 
 def small(*overrides: str) -> list[str]:
@@ -34,6 +35,14 @@ def small(*overrides: str) -> list[str]:
         "rounds=3",
         *overrides,
     ]
+
+
+def offline(recording: Path) -> list[str]:
+    """Return the overrides of a run that trains on the recording."""
+    return [
+        "datamodule=offline", f"datamodule.path=\'{recording}/*.parquet\'", f"rounds={RECORDED_ROUNDS}",
+        "datamodule.max_tokens_per_micro_batch=60",
+    ]  # fmt: skip
 
 
 def torchrun(

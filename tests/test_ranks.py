@@ -1,9 +1,7 @@
 """Several processes train what one process trains: the same losses and weights, from the same rollouts."""
 
 import logging
-import math
 import os
-import random
 import re
 import signal
 from collections.abc import Callable
@@ -15,50 +13,13 @@ import lightning as L
 import pytest
 import torch
 from omegaconf import DictConfig
-from runs import losses, sampled, small, torchrun, weights
+from runs import RECORDED_ROUNDS, losses, offline, sampled, small, torchrun, weights
 
-from datamodules.clock import Clock
-from datamodules.store import RolloutStore
-from datamodules.types import Rollout
 from modules.policy import Policy
 from train import train
 
 SmallRun = Callable[..., DictConfig]
 HEADS = ("topr", "asymre", "oapl", "grpo", "positives_only", "reinforce", "supervised")
-ROUNDS = 5
-
-
-@pytest.fixture(scope="module")
-def recording(tmp_path_factory: pytest.TempPathFactory, make_rollout: Callable[..., Rollout]) -> Path:
-    """Record five rounds of uneven lengths; in one of them all samples but one failed, so that a rank has none."""
-    store = RolloutStore(tmp_path_factory.mktemp("recording"))
-    draw = random.Random(0)
-
-    def rollout(round_: int, group: int, sibling: int, prompt: tuple[int, ...]) -> Rollout:
-        is_lost = round_ == 2 and (group, sibling) != (3, 1)
-        length = draw.randint(1, 14)
-        return make_rollout(
-            group, sibling, score=None if is_lost else float(draw.random() < 0.5), round=round_, snapshot=round_,
-            snapshot_step=2 * round_, prompt_ids=prompt, completion_ids=tuple(_ids(draw, length)),
-            sampling_logprobs=tuple(-math.log(101) + draw.uniform(-0.3, 0.3) for _ in range(length)),
-        )  # fmt: skip
-
-    for round_ in range(ROUNDS):
-        prompts = [tuple(_ids(draw, draw.randint(2, 9))) for _ in range(8)]
-        with store.writing(round_, {}, Clock()) as write:
-            write([rollout(round_, g, s, prompt) for g, prompt in enumerate(prompts) for s in range(4)])
-    return store.directory
-
-
-def _ids(draw: random.Random, count: int) -> list[int]:
-    return [draw.randrange(5, 100) for _ in range(count)]
-
-
-def offline(recording: Path) -> list[str]:
-    return [
-        "datamodule=offline", f"datamodule.path=\'{recording}/*.parquet\'", f"rounds={ROUNDS}",
-        "datamodule.max_tokens_per_micro_batch=60",
-    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("trainer", ["ddp", "fsdp"])
@@ -73,7 +34,7 @@ def test_two_processes_learn_what_one_learns_under_every_head(
         train(
             small_run(*offline(recording), f"objective={head}", f"policy.tie_word_embeddings={tied}", directory=alone)
         )
-        assert len(losses(alone)) == 2 * ROUNDS
+        assert len(losses(alone)) == 2 * RECORDED_ROUNDS
         assert losses(two) == pytest.approx(losses(alone), abs=1e-5), head
         assert losses(two, "train/grad_norm") == pytest.approx(losses(alone, "train/grad_norm"), rel=1e-4), head
         assert weights(two).keys() == weights(alone).keys()

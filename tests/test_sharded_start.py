@@ -61,7 +61,7 @@ def test_every_rank_gets_its_share_of_what_rank_0_loaded_and_nothing_else(
 def test_other_ranks_are_given_no_values_and_rank_0_and_other_strategies_all(
     make_policy: Callable[..., Policy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    strategy = ShardedStrategy("float32", True, False, True)
+    strategy = ShardedStrategy(1, "float32", True, False, True)
     made = sharded_strategy.make_policy
     assert not made(strategy, make_policy).is_skeleton
     monkeypatch.setattr(sharded_strategy, "rank", lambda: 1)

@@ -66,7 +66,7 @@ def _make_batch(
 
 
 def _step_loss(head: Objective, logprobs: Tensor, batch: RolloutBatch) -> Tensor:
-    one_rank = SimpleNamespace(trainer=SimpleNamespace(world_size=1))
+    one_rank = SimpleNamespace(num_shares=1)
     return PolicyModule.reduce(one_rank, head, head(logprobs, batch), batch)  # type: ignore[arg-type]
 
 
