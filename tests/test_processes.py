@@ -14,7 +14,7 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 from runs import losses, small
 
-from conf.processes import _meeting, run_ranks
+from conf.processes import _end_with_me, _meeting, run_ranks
 from train import train
 
 ROOT = Path(__file__).parents[1]
@@ -44,12 +44,27 @@ def test_a_sweep_trains_each_job_in_several_processes(launcher: str, small_run: 
         assert "2 processes" in (two / "train.log").read_text()
 
 
-def test_the_result_of_several_processes_reaches_the_job_that_started_them(small_run: SmallRun, tmp_path: Path) -> None:
+def test_the_result_of_several_processes_reaches_the_job_that_started_them(
+    small_run: SmallRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"LOCAL_RANK": "7", "PL_GLOBAL_SEED": "99", "RUN_ID": "another", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)  # of this process's own ranks, if it had any
     cfg = small_run("rounds=1", "trainer=ddp", "trainer.devices=2")
     accuracy = run_ranks(OmegaConf.to_yaml(cfg, resolve=True), 2, 1)
     assert accuracy == train(small_run("rounds=1", directory=tmp_path / "alone"))
     with pytest.raises(RuntimeError, match="ended with status 1; its own error stands above"):
         run_ranks(OmegaConf.to_yaml(small_run("lag=-1", "trainer=ddp", "trainer.devices=2"), resolve=True), 2, 1)
+
+
+def test_a_signal_for_the_ranks_does_not_end_torchrun_itself() -> None:
+    numbers = (signal.SIGUSR1, signal.SIGUSR2)
+    sleeper = subprocess.Popen(["sleep", "60"], preexec_fn=_end_with_me)
+    for number in numbers:
+        sleeper.send_signal(number)
+    with pytest.raises(subprocess.TimeoutExpired):
+        sleeper.wait(0.2)
+    sleeper.kill()
+    sleeper.wait()
 
 
 @pytest.mark.parametrize("by", [signal.SIGTERM, signal.SIGKILL], ids=str)

@@ -37,3 +37,17 @@ def test_two_processes_train_on_what_a_server_samples_and_no_artefact_holds_the_
     assert any(file.name == "server-0.log" for file in files)
     assert not [file for file in files if KEY.encode() in file.read_bytes()]
     assert KEY not in printed
+
+
+@pytest.mark.slow
+def test_the_whole_quickstart_learns_in_two_processes_from_a_server(tmp_path: Path) -> None:
+    pytest.importorskip("vllm")
+    run = tmp_path / "run"
+    settings = ["experiment=quickstart", "trainer=ddp", "engine=vllm_server", f"hydra.run.dir={run}"]
+    torchrun(2, *settings, timeout=2400.0)
+    summary = json.loads((run / "summary.json").read_text())
+    rounds = [read_rollouts(file) for file in sorted((run / "rollouts").iterdir())]
+    assert [{r.snapshot for r in rollouts} for rollouts in rounds] == [{max(0, n - 1)} for n in range(25)]
+    assert not [r for rollouts in rounds for r in rollouts if r.failure]
+    assert summary["engine"] == "vllm_server"
+    assert summary["accuracy_after"] > summary["accuracy_before"] + 0.25

@@ -104,8 +104,8 @@ def test_a_job_whose_time_is_up_ends_after_its_round_and_goes_on_when_it_is_queu
     run = tmp_path / "outputs" / "slurm-4711"
     _wait_for(run / "in-round-0", job)
     tasks = [p for p in psutil.Process(job.pid).children(recursive=True) if p.name().startswith("python")]
-    for task in tasks:
-        task.send_signal(signal.SIGUSR1)
+    (task,) = (p for p in tasks if p.environ()["SLURM_PROCID"] == "1")  # one rank that is warned is enough
+    task.send_signal(signal.SIGUSR1)
     printed, _ = job.communicate(timeout=120)
     assert job.returncode in (75, 137), printed  # the last one is killed, as by --kill-on-bad-exit
     assert (tmp_path / "scontrol").read_text() == "requeue 4711\n"
@@ -160,10 +160,10 @@ def test_servers_on_the_last_nodes_of_a_job_sample_for_the_others_and_end_with_i
 
 
 class WaitForTheSignal(L.Callback):
-    """Stay in the first round until the signal has come."""
+    """Stay in the first round until the signal has come, to the last rank."""
 
     def on_train_batch_start(self, trainer: L.Trainer, *_: Any) -> None:
-        if trainer.current_epoch or os.environ["SLURM_RESTART_COUNT"] != "0":
+        if trainer.current_epoch or os.environ["SLURM_RESTART_COUNT"] != "0" or trainer.global_rank == 0:
             return
         (Path(trainer.default_root_dir) / "in-round-0").touch()
         (preemption,) = (c for c in trainer.callbacks if isinstance(c, Preemption))  # type: ignore[attr-defined]

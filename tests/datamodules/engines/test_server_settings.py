@@ -1,6 +1,7 @@
 """Settings of vLLM servers that cannot be are refused before anything is asked of one."""
 
 import os
+import re
 import subprocess
 import sys
 import time
@@ -21,12 +22,17 @@ MakePool = Callable[..., VLLMServerEngine]
 
 @pytest.mark.slow
 def test_a_server_that_cannot_start_ends_the_run_with_its_last_words(
-    make_policy: Callable[..., Policy], publish: Callable[..., Snapshot], tmp_path: Path, make_pool: MakePool
+    make_policy: Callable[..., Policy],
+    publish: Callable[..., Snapshot],
+    tmp_path: Path,
+    make_pool: MakePool,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     pytest.importorskip("vllm")
     engine = make_pool(None, max_model_len=10**6)
     with pytest.raises(RuntimeError, match=r"no server can be used: server 0: it did not start 3 times; see .*-0\.log"):
         engine.load(publish(make_policy(), tmp_path))
+    assert re.search(r"it ended while it started: \S.* \(whole log: .*server-0\.log\)", caplog.text)
 
 
 @pytest.mark.parametrize(

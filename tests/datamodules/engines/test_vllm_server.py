@@ -100,6 +100,18 @@ def test_a_server_that_only_pretends_to_load_is_never_used(
     proxy.close()
 
 
+def test_a_server_that_took_another_snapshot_than_it_was_told_is_left_out(
+    servers: list[str], snapshots: list[Snapshot], make_pool: MakePool
+) -> None:
+    def say_otherwise(_: FaultyProxy, request: web.Request, answer: bytes) -> Any:
+        return web.json_response({"label": "another"}) if request.path == "/snapshot" else None
+
+    proxy = FaultyProxy(servers[0], say_otherwise, spared=-1)
+    with pytest.raises(NoServerLeft, match="does not say that it took snapshot 1"):
+        make_pool([proxy.url], patience_seconds=1.0).load(snapshots[1])
+    proxy.close()
+
+
 def test_a_pool_without_a_server_left_says_so_in_bounded_time(
     servers: list[str], snapshots: list[Snapshot], make_pool: MakePool
 ) -> None:
