@@ -41,6 +41,7 @@ def check_choices(arguments: Sequence[str], conf: Path) -> None:
     known = _root_keys(conf)
     for argument in arguments:
         message = unknown_choice(argument, conf) or _unknown_root_key(argument, known)
+        message = message or _unknown_nested_key(argument, [*arguments], conf)
         if message:
             sys.exit(f"error: {message}")
 
@@ -57,6 +58,21 @@ def _unknown_root_key(override: str, known: set[str]) -> str | None:
     if not separator or not key.isidentifier() or key in known:
         return None
     close = difflib.get_close_matches(key, sorted(known), n=1)
+    return f"{key} is not a key of the configuration" + (f"; did you mean {close[0]}?" if close else "")
+
+
+def _unknown_nested_key(override: str, arguments: Sequence[str], conf: Path) -> str | None:
+    """Return what is wrong with `optimizer.lrr=1`, a part of which is no name in any option; Hydra checks the rest."""
+    key, separator, _ = override.partition("=")
+    parts = key.split(".")
+    if not separator or len(parts) < 2 or not all(part.isidentifier() for part in parts) or parts[0] == "hydra":
+        return None
+    keys = _settings(conf).keys()
+    added = [argument.partition("=")[0] for argument in arguments if argument.startswith("+")]
+    names = {part for known in (*keys, *added) for part in known.lstrip("+").split(".")} | _root_keys(conf)
+    if all(part in names for part in parts):
+        return None
+    close = difflib.get_close_matches(key, [known for known in keys if known.startswith(f"{parts[0]}.")], n=1)
     return f"{key} is not a key of the configuration" + (f"; did you mean {close[0]}?" if close else "")
 
 
@@ -96,10 +112,19 @@ def check_values(cfg: Mapping[str, Any], conf: Path) -> None:
     for key in ("rounds", "num_threads"):
         if (value := given.get(key)) is not None and value < 1:
             raise ValueError(f"{key} must be at least 1, got {value}")
+    if (rate := given.get("optimizer.lr")) is not None and rate <= 0:
+        raise ValueError(f"optimizer.lr must be above 0, got {rate}")
 
 
 def _plain_defaults(conf: Path) -> Iterator[tuple[str, Any]]:
     """Yield the keys whose default is a number, or true or false, in each of the files that set it."""
+    for key, values in _settings(conf).items():
+        if all(isinstance(value, int | float) for value in values):
+            yield key, values[0]
+
+
+def _settings(conf: Path) -> dict[str, list[Any]]:
+    """Return each key that an option has, with its defaults in all files that set it."""
     found: dict[str, list[Any]] = {}
     for path in sorted(conf.rglob("*.yaml")):
         is_global = path.parent == conf or "@package _global_" in path.read_text()
@@ -107,9 +132,7 @@ def _plain_defaults(conf: Path) -> Iterator[tuple[str, Any]]:
         for key, value in leaves(yaml.safe_load(path.read_text()) or {}, prefix):
             is_power = isinstance(value, str) and re.fullmatch(r"-?[\d.]+e-?\d+", value)  # text to YAML, not to Hydra
             found.setdefault(key, []).append(float(value) if is_power else value)
-    for key, values in found.items():
-        if all(isinstance(value, int | float) for value in values):
-            yield key, values[0]
+    return found
 
 
 def leaves(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:

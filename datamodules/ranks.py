@@ -98,7 +98,7 @@ def check(wanted: int) -> None:
         raise ValueError(
             f"trainer.devices x trainer.num_nodes is {wanted}, but {world_size()} processes were started: leave both "
             "to trainer=ddp or trainer=fsdp and start `torchrun --nproc-per-node N train.py ...`, or srun with N tasks "
-            "a node"
+            "a node; or have `train.py trainer=ddp trainer.devices=N` start them itself"
         )
     log.info("training in %d process%s", wanted, "es" * (wanted > 1))
 

@@ -1,5 +1,6 @@
 """Every option of every group composes into a run and builds, from the moment its file exists."""
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -104,6 +105,29 @@ def test_a_mistyped_key_ends_the_program_with_the_nearest() -> None:
 
 
 @pytest.mark.parametrize(
+    ("override", "nearest"),
+    [
+        ("optimizer.lrr=1", "optimizer.lr"),
+        ("datamodule.group_sizes=4", "datamodule.group_size"),
+        ("objective.topr.negative_tapper=[0,1]", "objective.topr.negative_taper"),
+        ("policy.lora.rnk=8", "policy.lora.rank"),
+        ("trainer.strategy.tensor_parallel=2", "trainer.strategy.tensor_parallel_size"),
+        ("callbacks.preemtion.signal_name=USR2", "callbacks.preemption.signal_name"),
+    ],
+)
+def test_a_mistyped_key_below_a_node_ends_the_program_with_the_nearest(override: str, nearest: str) -> None:
+    message = f"{override.partition('=')[0]} is not a key of the configuration; did you mean {nearest}?"
+    with pytest.raises(SystemExit, match=re.escape(message)):
+        check_choices(["experiment=quickstart", override], CONF)
+
+
+def test_keys_that_an_option_or_an_argument_brings_are_left_to_hydra() -> None:
+    brought = ["+callbacks.mine._target_=a.b", "callbacks.mine.colour=red", "+callbacks.mine.colour=blue"]
+    nested = ["engine.vllm.cpu_threads=0", "engine.engine.max_sequences=4", "warm_start.rounds=1", "optimizer.lr=1e-4"]
+    check_choices([*brought, *nested, "engine/transfer=gloo", "policy/lora=adapters", "~callbacks.histograms"], CONF)
+
+
+@pytest.mark.parametrize(
     ("override", "message"),
     [
         ("lag=four", r"lag must be a number such as 10, got 'four'"),
@@ -115,6 +139,7 @@ def test_a_mistyped_key_ends_the_program_with_the_nearest() -> None:
         ("rounds=[3]", r"rounds must be a number"),
         ("rounds=0", "rounds must be at least 1, got 0"),
         ("num_threads=0", "num_threads must be at least 1, got 0"),
+        ("optimizer.lr=0.0", r"optimizer\.lr must be above 0, got 0\.0"),
     ],
 )
 def test_a_value_of_another_kind_is_refused_by_its_key(

@@ -125,7 +125,7 @@ def test_a_job_that_ends_by_itself_is_not_queued_again(submit: Submit, tmp_path:
     assert not (tmp_path / "scontrol").exists()
     bad = submit(*small("rounds=1"), "trainer=ddp", "lag=-1")
     bad.communicate(timeout=120)
-    assert bad.returncode == 1
+    assert bad.returncode in (1, 137)  # the other task may be killed first
     assert not (tmp_path / "scontrol").exists()
 
 
