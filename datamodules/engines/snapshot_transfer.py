@@ -81,6 +81,7 @@ class SentWeights:
             raise ServerFault(f"no way to send weights to {url} (engine.transfer.host={self.host}): {error}") from error
         thread = Background()
         sending = asyncio.wrap_future(thread.submit(sender.send))
+        sending.add_done_callback(lambda done: done.cancelled() or done.exception())  # is known, whoever still waits
         try:
             answer = await post(sender.invitation)
             await asyncio.wait_for(sending, LAST_SECONDS)
@@ -89,6 +90,8 @@ class SentWeights:
         except ServerFault as fault:
             reason = sending.exception() if sending.done() and not sending.cancelled() else None
             raise fault if reason is None else ServerFault(f"{fault} ({type(reason).__name__} {reason})") from reason
+        except (RuntimeError, OSError) as error:
+            raise ServerFault(f"sending the weights to {url} failed: {type(error).__name__} {error}") from error
         finally:
             sender.cancel()
             thread.close(0.0)

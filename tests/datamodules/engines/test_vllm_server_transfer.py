@@ -91,6 +91,29 @@ def test_what_went_wrong_on_the_senders_side_is_told(
         engine.load(snapshots[1])
 
 
+def test_an_error_at_the_very_end_of_sending_has_the_server_take_the_weights_again(
+    servers: list[str],
+    snapshots: list[Snapshot],
+    make_pool: MakePool,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    send = WeightSender.send
+    calls = []
+
+    def fail_once(sender: WeightSender) -> None:
+        send(sender)
+        calls.append(sender)
+        if len(calls) == 1:
+            raise RuntimeError("closed by peer")
+
+    monkeypatch.setattr(WeightSender, "send", fail_once)
+    engine = make_pool(servers[:1], transfer=SentWeights("gloo", None))
+    engine.load(snapshots[2])
+    assert f"sending the weights to {servers[0]} failed: RuntimeError closed by peer" in caplog.text
+    assert engine.score(snapshots[2].probe) == pytest.approx(snapshots[2].probe_logprobs, abs=1e-4)
+
+
 def test_a_server_that_only_says_that_it_took_the_weights_is_never_used(
     servers: list[str], snapshots: list[Snapshot], make_pool: MakePool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
