@@ -110,6 +110,31 @@ class ShardedStrategy(ModelParallelStrategy):
         policy.to_empty(device="cpu" if isinstance(self._offload, CPUOffloadPolicy) else self.root_device)
         _put_back(policy, whole, self.root_device)
 
+    def average_copies(self, policy: Policy) -> None:
+        """Keep weights equal that ranks with the same samples all have: each computes their gradients by itself."""
+        if self.tensor_parallel_size == 1:
+            return
+        mesh = self.device_mesh["tensor_parallel"]
+        for parameter in policy.parameters():
+            gradient: Any = parameter.grad
+            if gradient is not None and gradient.device_mesh.ndim == 1:
+                dist.all_reduce(gradient.to_local(), group=mesh.get_group())
+                gradient.to_local().div_(mesh.size())
+
+    def model_to_device(self) -> None:
+        """Leave offloaded shards where they are; all else goes to the device."""
+        if not isinstance(self._offload, CPUOffloadPolicy):
+            super().model_to_device()
+            return
+        module: Any = self.lightning_module
+        for child in module.children():
+            if child is not module.policy:
+                child.to(self.root_device)
+        for part in module.policy.modules():
+            for name, buffer in part.named_buffers(recurse=False):
+                part._buffers[name] = buffer.to(self.root_device)
+        module._device = self.root_device
+
     @contextmanager
     def block_backward_sync(self) -> Generator[None, None, None]:
         """Add up gradients locally, unless each backward pass is to reduce them."""

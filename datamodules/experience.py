@@ -160,9 +160,8 @@ class ExperienceDataModule(L.LightningDataModule, ABC):
 
     def pack(self, round_: int, rollouts: Sequence[Rollout], num_groups: int | None = None) -> list[OptimizerStep]:
         """Return a round's optimizer steps."""
-        copies = getattr(
-            self.trainer and self.trainer.strategy, "tensor_parallel_size", 1
-        )  # ranks with the same samples
+        # Neighbouring ranks that split layers between them have the same samples.
+        copies = getattr(self.trainer and self.trainer.strategy, "tensor_parallel_size", 1)
         return pack_round(
             rollouts,
             batch_size=self.batch_size,

@@ -35,7 +35,12 @@ def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> Tenso
 
 
 def step_by_mesh(optimizer: Optimizer) -> Optimizer:
-    """Have an optimizer step its groups in parts; at all other times, as in a checkpoint, they are whole."""
+    """Have an optimizer step its groups in parts; at all other times, as in a checkpoint, they are whole.
+
+    One whose parameters are all spread alike is left as it is.
+    """
+    if all(len(by_mesh(group["params"])) == 1 for group in optimizer.param_groups):
+        return optimizer
     whole: list[list[dict[str, Any]]] = []
 
     def divide(*_: Any) -> None:

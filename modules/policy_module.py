@@ -121,6 +121,7 @@ class PolicyModule(L.LightningModule):
                 losses.append(self._backward(batch))
         losses += [] if last is None else [self._backward(last)]
         loss = self._mean_over_ranks(sum(losses, torch.zeros((), device=self.device)))
+        getattr(self.trainer.strategy, "average_copies", lambda _: None)(self.policy)
         norm = clip_gradients(self.policy.parameters(), self.max_grad_norm)
         if not torch.isfinite(norm):
             raise RuntimeError(

@@ -42,7 +42,16 @@ def _plan(model: Any, size: int) -> dict[str, str]:
         raise _refused(config, f"has {', '.join(uneven)}, which {size} ranks cannot share evenly")
     if adapted_layers(model):
         raise _refused(config, "with policy.lora cannot be split")
+    if whole_parts := _between(model, plan):
+        raise _refused(config, f"has weights between those that are split ({', '.join(whole_parts)})")
     return plan
+
+
+def _between(model: Any, plan: dict[str, str]) -> list[str]:
+    """Return what has weights inside the split blocks and is not split: each rank would see a part of its gradient."""
+    blocks = tuple(f"{name.rpartition('.')[0]}." for name in plan)
+    modules = decoder_layers(model)[0].named_modules()
+    return [n for n, m in modules if n.startswith(blocks) and n not in plan and [*m.parameters(recurse=False)]]
 
 
 def _intermediate(config: Any) -> int:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from omegaconf import DictConfig
 from runs import offline, small, torchrun, weights
-from transformers import AutoModelForCausalLM, GPT2Config, Qwen3Config
+from transformers import AutoModelForCausalLM, GPT2Config, PhiConfig, Qwen3Config
 
 from callbacks.sharded_strategy import ShardedStrategy
 from modules.lora import LoRA
@@ -76,6 +76,10 @@ def with_adapters() -> Policy:
         (lambda: tiny().model, "a llama model has 3 attention heads, 3 key-value heads, which 2 ranks cannot share"),
         (lambda: tiny(hidden_size=64, num_heads=2, intermediate_size=97).model, "has 97 intermediate_size, which 2"),
         (lambda: with_adapters().model, "a llama model with policy.lora cannot be split"),
+        (
+            lambda: AutoModelForCausalLM.from_config(PhiConfig(num_hidden_layers=1, qk_layernorm=True)),
+            "a phi model has weights between those that are split (self_attn.q_layernorm, self_attn.k_layernorm)",
+        ),
         (
             lambda: AutoModelForCausalLM.from_config(Qwen3Config(num_hidden_layers=1, hidden_size=64)),
             "a qwen3 model has no plan of that kind (replicated_with_grad_allreduce)",

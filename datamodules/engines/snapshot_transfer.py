@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
+import torch
 import torch.distributed as dist
 
 from datamodules.background import Background
@@ -68,6 +69,8 @@ class SentWeights:
             raise ValueError(f"engine.transfer.backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
         if not getattr(dist, f"is_{backend}_available")():
             raise ValueError(f"engine.transfer.backend={backend}: this PyTorch has none; choose engine/transfer=gloo")
+        if BACKENDS[backend] == "cuda" and not torch.cuda.is_available():
+            raise ValueError(f"engine.transfer.backend={backend} is for GPUs, and there is none: engine/transfer=gloo")
         self.backend = backend
         self.host = host
 

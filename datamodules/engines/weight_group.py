@@ -54,7 +54,7 @@ class WeightGroup:
         return True
 
     def close(self) -> None:
-        """Leave; the others notice at once."""
+        """Leave; the others notice, once what is on its way has come or taken too long."""
         self._group = None
 
 

@@ -65,8 +65,15 @@ class WeightReceiver(WeightTransferEngine[Meeting, Announcement]):
         initialize_layerwise_reload(self.model)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        """Receive and load; vLLM's own waits for an accelerator, where there may be none."""
-        self.receive_weights(self.parse_update_info(update_info))
+        """Receive and load everything, and bring the layers into the form that vLLM computes with.
+
+        That is done here, also after an error, so that neither a layer nor vLLM's worker stays half way: the next
+        transfer would go on from there. vLLM's own method waits for an accelerator, where there may be none.
+        """
+        try:
+            self.receive_weights(self.parse_update_info(update_info))
+        finally:
+            finalize_layerwise_reload(self.model, self.model_config)
         if torch.accelerator.is_available():
             torch.accelerator.synchronize()
 
@@ -80,8 +87,7 @@ class WeightReceiver(WeightTransferEngine[Meeting, Announcement]):
             self.model.load_weights([(name, weight)])
 
     def finish_weight_update(self) -> None:
-        """Bring the layers into the form that vLLM computes with."""
-        finalize_layerwise_reload(self.model, self.model_config)
+        """Do nothing: `update_weights` has done it."""
 
     def shutdown(self) -> None:
         """Leave the group."""

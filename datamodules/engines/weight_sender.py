@@ -77,9 +77,12 @@ class WeightSender:
         self._cancelled.set()
 
     def _weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield each weight under its name; a file's pages are read when its values are used."""
+        """Yield each weight by the order of names; a file's pages are read when its values are used.
+
+        Whatever file a weight is in, it so comes next to those of its layer, which vLLM puts together.
+        """
         with ExitStack() as stack:
-            for path in sorted(self._directory.glob("model*.safetensors")):
-                file = stack.enter_context(safe_open(path, "pt"))
-                for name in file.keys():  # noqa: SIM118  (it is no dict)
-                    yield name, file.get_tensor(name)
+            files = [stack.enter_context(safe_open(path, "pt")) for path in self._directory.glob("model*.safetensors")]
+            places = {name: file for file in files for name in file.keys()}  # noqa: SIM118  (it is no dict)
+            for name in sorted(places):
+                yield name, places[name].get_tensor(name)
