@@ -151,9 +151,11 @@ def test_a_prompt_that_a_round_meets_twice_is_sampled_anew(small_run: SmallRun, 
 
 def test_vllm_trains_a_whole_run_and_is_gone_after_it(small_run: SmallRun, tmp_path: Path) -> None:
     pytest.importorskip("vllm")
+    before = psutil.Process().children(recursive=True)  # servers of other tests
     train(small_run("engine=vllm", "engine.kv_cache_mb=64", "rounds=2"))
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["engine"] == "vllm"
     gaps = pd.read_csv(tmp_path / "run" / "metrics.csv")["train/off_policy/fresh_gap_max"]
     assert gaps.max() < 1e-3
-    engines = [p for p in psutil.Process().children(recursive=True) if "VLLM" in p.name().upper()]
+    children = psutil.Process().children(recursive=True)
+    engines = [p for p in children if p not in before and "VLLM" in p.name().upper()]
     assert psutil.wait_procs(engines, timeout=30)[1] == []

@@ -57,7 +57,7 @@ def make_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Calla
     monkeypatch.setenv(KEY_VARIABLE, KEY)
 
     def make(endpoints: list[str] | None, **settings: Any) -> VLLMServerEngine:
-        made.append(pool_of(endpoints, directory=str(tmp_path / "logs"), **settings))
+        made.append(pool_of(endpoints, **{"directory": str(tmp_path / "logs"), **settings}))
         return made[-1]
 
     yield make
