@@ -31,7 +31,7 @@ class Histograms(Callback):
         before = trainer.global_step - 1
         self._lags += [before - int(s) for part in batch.micro_batches for s in part.snapshot_step.tolist()]
         if trainer.global_step % trainer.log_every_n_steps == 0 or trainer.is_last_batch:  # type: ignore[attr-defined]
-            copies = getattr(trainer.strategy, "tensor_parallel_size", 1)  # neighbouring ranks with the same samples
+            copies = trainer.world_size // pl_module.num_shares  # type: ignore[operator]  # neighbours with the same samples
             ranks = gather(self._lags)[::copies]
             log_histogram(trainer, "train/lag_steps", [lag for of_rank in ranks for lag in of_rank])
             self._lags.clear()

@@ -78,13 +78,12 @@ class ShardedStrategy(ModelParallelStrategy):
         Raises:
             ValueError: the ranks cannot be grouped so.
         """
-        ranks = self.num_nodes * self.num_processes
         if self.num_processes % self.tensor_parallel_size:
             raise ValueError(
                 f"trainer.strategy.tensor_parallel_size is {self.tensor_parallel_size}, which {self.num_processes} "
                 "processes of a node cannot be grouped into"
             )
-        self._data_parallel_size = ranks // self.tensor_parallel_size
+        self._data_parallel_size = self.num_nodes * self.num_processes // self.tensor_parallel_size
         super().setup_environment()
 
     def shard(self, policy: Policy) -> None:

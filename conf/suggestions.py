@@ -4,6 +4,7 @@ import difflib
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ def check_choices(arguments: Sequence[str], conf: Path) -> None:
     known = _root_keys(conf)
     for argument in arguments:
         message = unknown_choice(argument, conf) or _unknown_root_key(argument, known)
-        message = message or _unknown_nested_key(argument, [*arguments], conf)
+        message = message or _unknown_nested_key(argument, arguments, conf)
         if message:
             sys.exit(f"error: {message}")
 
@@ -123,6 +124,7 @@ def _plain_defaults(conf: Path) -> Iterator[tuple[str, Any]]:
             yield key, values[0]
 
 
+@cache
 def _settings(conf: Path) -> dict[str, list[Any]]:
     """Return each key that an option has, with its defaults in all files that set it."""
     found: dict[str, list[Any]] = {}

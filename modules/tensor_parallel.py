@@ -33,8 +33,11 @@ def _plan(model: Any, size: int) -> dict[str, str]:
     whole: dict[str, str] = getattr(config, "base_model_tp_plan", None) or {}
     plan = {n.removeprefix(OF_A_LAYER): style for n, style in whole.items() if n.startswith(OF_A_LAYER)}
     unknown = sorted(set(plan.values()) - STYLES.keys())
-    heads = (config.num_attention_heads, getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
-    sizes = {"attention heads": heads[0], "key-value heads": heads[1], "intermediate_size": _intermediate(config)}
+    sizes = {
+        "attention heads": config.num_attention_heads,
+        "key-value heads": getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
+        "intermediate_size": getattr(config, "intermediate_size", None) or 0,
+    }
     uneven = [f"{value} {what}" for what, value in sizes.items() if value % size]
     if not plan or unknown:
         raise _refused(config, f"has no plan of that kind ({', '.join(unknown) or 'none at all'})")
@@ -52,10 +55,6 @@ def _between(model: Any, plan: dict[str, str]) -> list[str]:
     blocks = tuple(f"{name.rpartition('.')[0]}." for name in plan)
     modules = decoder_layers(model)[0].named_modules()
     return [n for n, m in modules if n.startswith(blocks) and n not in plan and [*m.parameters(recurse=False)]]
-
-
-def _intermediate(config: Any) -> int:
-    return int(getattr(config, "intermediate_size", None) or 0)
 
 
 def _refused(config: Any, why: str) -> ValueError:
