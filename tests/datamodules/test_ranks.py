@@ -119,3 +119,19 @@ def has_another_config() -> None:
 @pytest.mark.parametrize("check", [asks_rank_0, hears_of_the_error, has_another_config])
 def test_rank_0_acts_and_all_learn_what_came_of_it(check: Callable[[], None], tmp_path: Path) -> None:
     run_in_two(check, tmp_path / "meet")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "PL_GLOBAL_SEED", "RUN_ID", "GROUP_RANK",
+        "ROLE_RANK", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT", "SLURM_PROCID",
+    ],
+)  # fmt: skip
+def test_a_process_that_a_rank_starts_is_told_none_of_what_makes_it_one(name: str) -> None:
+    assert ranks.is_of_ranks(name)
+
+
+@pytest.mark.parametrize("name", ["PATH", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "OFFBEAT_AGAIN", "WANDB_RUN_ID"])
+def test_and_all_that_every_process_is_told(name: str) -> None:
+    assert not ranks.is_of_ranks(name)
