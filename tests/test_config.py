@@ -15,7 +15,7 @@ from hydra.errors import ConfigCompositionException
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from conf.suggestions import check_choices, check_keys, check_values, unknown_choice
+from conf.suggestions import _unknown_nested_key, check_choices, check_keys, check_values, unknown_choice
 
 CONF = Path(__file__).parents[1] / "conf"
 OPTIONS = sorted(f"{path.parent.name}={path.stem}" for path in CONF.glob("*/[!_]*.yaml"))
@@ -124,7 +124,8 @@ def test_a_mistyped_key_below_a_node_ends_the_program_with_the_nearest(override:
 def test_keys_that_an_option_or_an_argument_brings_are_left_to_hydra() -> None:
     brought = ["+callbacks.mine._target_=a.b", "callbacks.mine.colour=red", "+callbacks.mine.colour=blue"]
     nested = ["engine.vllm.cpu_threads=0", "engine.engine.max_sequences=4", "warm_start.rounds=1", "optimizer.lr=1e-4"]
-    check_choices([*brought, *nested, "engine/transfer=gloo", "policy/lora=adapters", "~callbacks.histograms"], CONF)
+    arguments = [*brought, *nested, "engine/transfer=gloo", "policy/lora=adapters", "~callbacks.histograms"]
+    assert {_unknown_nested_key(argument, arguments, CONF) for argument in arguments} == {None}
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ class Announcement(WeightTransferUpdateInfo):
 
 
 class WeightReceiver(WeightTransferEngine[Meeting, Announcement]):
-    """Loads each weight as it comes: no more than one is held beside the model."""
+    """Loads each weight as it comes; vLLM holds those that it puts together beside the model, until all are there."""
 
     init_info_cls = Meeting
     update_info_cls = Announcement

@@ -32,4 +32,7 @@ def test_a_directory_that_holds_a_run_or_has_one_at_work_is_refused(tmp_path: Pa
     with pytest.raises(ValueError, match="another run is at work"):
         RunDirectory(tmp_path / "new").claim(is_resumed=True)
     first.release()
-    RunDirectory(tmp_path / "new").claim(is_resumed=True)
+    second = RunDirectory(tmp_path / "new")
+    second.claim(is_resumed=True)
+    with pytest.raises(ValueError, match="another run is at work"):
+        first.claim(is_resumed=True)

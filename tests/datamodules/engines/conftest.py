@@ -80,7 +80,9 @@ def servers(tmp_path_factory: pytest.TempPathFactory, snapshots: list[Snapshot])
     logs = tmp_path_factory.mktemp("servers")
     words = ["--dtype", "float32", "--kv-cache-memory-bytes", str(2**26), "--enforce-eager"]
     processes = [ServerProcess(words, str(i), KEY, logs / f"{i}.log") for i in range(2)]  # a core for each
-    urls = [process.start(snapshots[0].path, [], has_gpus=False) for process in processes]
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("VLLM_SERVER_DEV_MODE", "1")  # which must open nothing
+        urls = [process.start(snapshots[0].path, [], has_gpus=False) for process in processes]
     for url in urls:
         wait_until_up(url)
     yield urls

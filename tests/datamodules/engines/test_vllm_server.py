@@ -1,6 +1,5 @@
 """A pool of real vLLM servers: whatever one does, a round's result is that of a healthy one, or an error says why."""
 
-import os
 import re
 import signal
 import time
@@ -210,4 +209,12 @@ def test_every_path_asks_for_the_key(servers: list[str], undisturbed: list[Compl
                 urllib.request.urlopen(request, timeout=10)
             assert refused.value.code == 401
             refused.value.close()
-    assert os.environ.get("VLLM_SERVER_DEV_MODE") is None
+
+
+@pytest.mark.parametrize("path", ["/init_weight_transfer_engine", "/update_weights", "/collective_rpc", "/sleep"])
+def test_paths_that_replace_weights_stay_closed_also_to_who_has_the_key(path: str, servers: list[str]) -> None:
+    request = urllib.request.Request(servers[0] + path, b"{}", {"Authorization": f"Bearer {KEY}"})
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(request, timeout=10)
+    assert refused.value.code == 404
+    refused.value.close()
