@@ -52,6 +52,26 @@ def test_split_layers_learn_what_whole_ones_learn_in_pairs_and_pairs_of_pairs(
 
 
 @pytest.mark.slow
+def test_grouped_queries_and_biases_are_split_too(recording: Path, small_run: SmallRun, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    config = tiny(hidden_size=128, num_heads=4, num_layers=2).model.config
+    config.update({"num_key_value_heads": 2, "attention_bias": True, "mlp_bias": True})
+    model = AutoModelForCausalLM.from_config(config)
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):
+            torch.nn.init.normal_(parameter, std=0.1)
+    Policy(model, tiny().tokenizer).save_pretrained(tmp_path / "model")
+    settings = small(*offline(recording), "policy=hf", f"policy.path={tmp_path}/model")
+    torchrun(2, *settings, *SPLIT, f"hydra.run.dir={tmp_path}/split")
+    train(small_run(*offline(recording), "policy=hf", f"policy.path={tmp_path}/model", directory=tmp_path / "whole"))
+    assert any(name.endswith("k_proj.bias") for name in weights(tmp_path / "whole"))
+    pd.testing.assert_frame_equal(
+        training_metrics(tmp_path / "split"), training_metrics(tmp_path / "whole"), rtol=1e-3, atol=1e-4
+    )
+    torch.testing.assert_close(weights(tmp_path / "split"), weights(tmp_path / "whole"), rtol=0.0, atol=1e-4)
+
+
+@pytest.mark.slow
 def test_a_run_goes_on_with_layers_split_otherwise(recording: Path, small_run: SmallRun, tmp_path: Path) -> None:
     settings = [*small(*offline(recording)), f"hydra.run.dir={tmp_path}/run"]
     stop = "+callbacks.stop._target_=test_ranks.EndAfterThreeRounds"

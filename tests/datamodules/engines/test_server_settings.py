@@ -13,6 +13,7 @@ import pytest
 from pools import KEY
 
 from datamodules.engines.serve import ENDS_WITH_PARENT, check_host, main
+from datamodules.engines.server_process import ServerProcess
 from datamodules.engines.vllm_server import VLLMServerEngine
 from datamodules.snapshots import Snapshot
 from modules.policy import Policy
@@ -102,3 +103,10 @@ def test_so_does_the_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.delenv("VLLM_API_KEY", raising=False)
     with pytest.raises(ValueError, match=r"--host 0\.0\.0\.0 lets everyone"):
         main([str(tmp_path), "--host", "0.0.0.0"])
+
+
+def test_a_server_gets_its_share_of_the_gpus_or_of_the_cores_where_there_are_none(tmp_path: Path) -> None:
+    process = ServerProcess([], "2,3", KEY, tmp_path / "log")
+    for has_gpus, variable in ((True, "CUDA_VISIBLE_DEVICES"), (False, "VLLM_CPU_OMP_THREADS_BIND")):
+        given = {name: value for name, value in process._environment(has_gpus).items() if "2,3" in value}
+        assert given == {variable: "2,3"}

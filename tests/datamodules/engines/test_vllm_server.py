@@ -79,6 +79,23 @@ def test_a_server_that_hangs_or_is_slow_does_not_hold_up_the_round(
     proxy.close()
 
 
+@pytest.mark.parametrize("path", ["/snapshot", "/probe"])
+def test_a_server_that_hangs_while_it_loads_is_not_waited_for(
+    path: str, servers: list[str], snapshots: list[Snapshot], undisturbed: list[Completion], make_pool: MakePool
+) -> None:
+    def hang(proxy: FaultyProxy, request: web.Request, answer: bytes) -> Any:
+        return wait_long(proxy, request, answer) if request.path == path else None
+
+    proxy = FaultyProxy(servers[1], hang, spared=-1)
+    engine = make_pool([servers[0], proxy.url])
+    start = time.monotonic()
+    engine.load(snapshots[1])
+    assert_same(draw(engine), undisturbed)
+    assert time.monotonic() - start < 25  # it hangs for 30 s
+    assert proxy.asked == 0
+    proxy.close()
+
+
 def test_a_server_that_only_pretends_to_load_is_never_used(
     servers: list[str], snapshots: list[Snapshot], undisturbed: list[Completion], make_pool: MakePool
 ) -> None:
